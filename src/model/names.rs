@@ -1,0 +1,188 @@
+//! Names: the handle, and everything that derives from it.
+//!
+//! A handle is a DNS label. It has no pool in it: pools get renamed and move.
+
+use std::fmt::Write;
+
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+/// Longest handle: a DNS label (RFC 1123).
+pub const HANDLE_MAX: usize = 63;
+/// Longest CSI string (CSI spec, "Size Limits").
+pub const CSI_STRING_MAX: usize = 128;
+/// Prefix of every NQN of ours; at most 223 bytes with what follows (NVMe base spec 4.5).
+pub const NQN_PREFIX: &str = "nqn.2026-11.uk.co.randomvariable.csi.zfs";
+/// Prefix of every ZFS user property of ours.
+pub const PROPERTY_PREFIX: &str = "zfs.csi.randomvariable.co.uk";
+/// How much of a name that is no label stays readable before the hash.
+const READABLE: usize = 44;
+
+/// Whether `text` is a DNS label: 1 to 63 of `a-z`, `0-9` and `-`, no `-` at the ends.
+pub fn is_handle(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    !bytes.is_empty()
+        && bytes.len() <= HANDLE_MAX
+        && bytes.iter().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+        && bytes[0] != b'-'
+        && bytes[bytes.len() - 1] != b'-'
+}
+
+/// The handle of a CSI name: the name itself when it is a DNS label, else a readable prefix and
+/// 18 hex digits of the whole name's SHA-256. The full name is stored and compared, so two names
+/// never meet in one volume.
+pub fn handle_of(csi_name: &str) -> String {
+    if is_handle(csi_name) {
+        return csi_name.to_owned();
+    }
+    let mut readable: String = csi_name
+        .chars()
+        .map(|c| c.to_ascii_lowercase())
+        .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' })
+        .take(READABLE)
+        .collect();
+    readable = readable.trim_matches('-').to_owned();
+    if readable.is_empty() {
+        readable.push('v');
+    }
+    let digest = Sha256::digest(csi_name.as_bytes());
+    readable.push('-');
+    for byte in &digest[..9] {
+        let _ = write!(readable, "{byte:02x}");
+    }
+    readable
+}
+
+/// The dataset that holds the block volumes of a pool.
+pub fn block_parent(pool: &str) -> String {
+    format!("{pool}/csi/block")
+}
+
+/// The zvol of a block volume.
+pub fn zvol(pool: &str, handle: &str) -> String {
+    format!("{pool}/csi/block/{handle}")
+}
+
+/// The subsystem of a volume.
+pub fn subsystem_nqn(handle: &str) -> String {
+    format!("{NQN_PREFIX}:{handle}")
+}
+
+/// The handle of one of our subsystems; `None` for anybody else's.
+pub fn handle_of_nqn(nqn: &str) -> Option<&str> {
+    nqn.strip_prefix(NQN_PREFIX)?
+        .strip_prefix(':')
+        .filter(|handle| is_handle(handle))
+}
+
+/// The host NQN of a node: one for each node ID, never the host's own default (C-40).
+pub fn host_nqn(node_id: &str) -> String {
+    format!("{NQN_PREFIX}.node:{node_id}")
+}
+
+/// The host ID that goes with a host NQN: the kernel refuses one without the other.
+pub fn host_id(host_nqn: &str) -> Uuid {
+    Uuid::new_v5(&ours(), format!("host:{host_nqn}").as_bytes())
+}
+
+/// Whether `text` can be a node ID: 1 to 63 of letters, digits, `.`, `-`, `_`, beginning and ending
+/// with a letter or digit (a Kubernetes node name is one).
+pub fn is_node_id(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    !bytes.is_empty()
+        && bytes.len() <= 63
+        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'))
+        && bytes[0].is_ascii_alphanumeric()
+        && bytes[bytes.len() - 1].is_ascii_alphanumeric()
+}
+
+/// What identifies one volume for good: it stays when a target is rebuilt or the pool is imported
+/// elsewhere, and differs when a name is used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The namespace's UUID.
+    pub namespace_uuid: Uuid,
+    /// The namespace's NGUID.
+    pub nguid: [u8; 16],
+    /// The UUID of the filesystem that the agent makes.
+    pub filesystem_uuid: Uuid,
+}
+
+impl Identity {
+    /// Derived from the pool's GUID and the dataset's GUID.
+    pub fn new(pool_guid: u64, dataset_guid: u64) -> Self {
+        let derive = |what: &str| Uuid::new_v5(&ours(), format!("{what}:{pool_guid}:{dataset_guid}").as_bytes());
+        Self {
+            namespace_uuid: derive("namespace"),
+            nguid: *derive("nguid").as_bytes(),
+            filesystem_uuid: derive("filesystem"),
+        }
+    }
+
+    /// The NGUID as 32 lower-case hex digits.
+    pub fn nguid_hex(&self) -> String {
+        Uuid::from_bytes(self.nguid).simple().to_string()
+    }
+
+    /// The subsystem's serial number: 20 hex digits.
+    pub fn serial(&self) -> String {
+        let mut digits = self.namespace_uuid.simple().to_string();
+        digits.truncate(20);
+        digits
+    }
+}
+
+/// The name space of all UUIDs that zvolt derives.
+fn ours() -> Uuid {
+    Uuid::new_v5(&Uuid::NAMESPACE_DNS, PROPERTY_PREFIX.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_is_its_own_handle() {
+        let name = "pvc-9f4e8c1a-3c75-4d1b-8a57-0d2f6b1f7f10";
+        assert_eq!(handle_of(name), name);
+    }
+
+    #[test]
+    fn any_other_name_keeps_a_readable_part_and_a_hash() {
+        let handle = handle_of("My Volume/..");
+        assert!(handle.starts_with("my-volume-"), "{handle}");
+        assert!(is_handle(&handle));
+        assert!(is_handle(&handle_of("///")));
+        assert!(is_handle(&handle_of(&"x".repeat(128))));
+        assert_eq!(handle_of(&"x".repeat(128)).len(), HANDLE_MAX);
+    }
+
+    #[test]
+    fn names_that_look_alike_do_not_meet() {
+        assert_ne!(handle_of("a.b"), handle_of("a-b"));
+        assert_ne!(handle_of("A"), handle_of("a"));
+    }
+
+    #[test]
+    fn hostile_handles_are_none() {
+        for bad in ["", "a/b", "..", "a\0", "a\n", "-a", "a-", "A", "a,b", "a b"] {
+            assert!(!is_handle(bad), "{bad:?}");
+        }
+        assert!(!is_handle(&"a".repeat(64)));
+    }
+
+    #[test]
+    fn only_our_own_subsystems_have_a_handle() {
+        assert_eq!(handle_of_nqn(&subsystem_nqn("pvc-1")), Some("pvc-1"));
+        assert_eq!(handle_of_nqn("nqn.2014-08.org.example:pvc-1"), None);
+        assert_eq!(handle_of_nqn(&host_nqn("node0")), None);
+    }
+
+    #[test]
+    fn identities_stay_and_differ() {
+        assert_eq!(Identity::new(1, 2), Identity::new(1, 2));
+        assert_ne!(Identity::new(1, 2).namespace_uuid, Identity::new(1, 3).namespace_uuid);
+        assert_ne!(Identity::new(1, 2).namespace_uuid, Identity::new(2, 2).namespace_uuid);
+        assert_eq!(Identity::new(1, 2).serial().len(), 20);
+    }
+}

@@ -1,0 +1,1 @@
+//! Tier `host`: the kernel rooms on any Linux, as root: loop devices, mounts, namespaces.

@@ -1,0 +1,1 @@
+//! Tier `vm`, from outside: the driver on several machines, called over its real sockets.
