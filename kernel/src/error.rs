@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use nix::errno::Errno;
+pub use nix::errno::Errno;
 
 /// One failed system call: which call, on what, and the errno.
 ///
