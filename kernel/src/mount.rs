@@ -124,3 +124,9 @@ pub fn is_shared(proc: &Path, path: &Path) -> Result<bool, SysError> {
     let _ = (proc, path);
     unimplemented!()
 }
+
+/// Whether the mount on `name` in `parent` allows writes (`fstatvfs`, `ST_RDONLY`).
+pub fn access_at(parent: BorrowedFd<'_>, name: &OsStr) -> Result<Access, SysError> {
+    let _ = (parent, name);
+    unimplemented!()
+}

@@ -19,11 +19,19 @@ use zvolt_kernel::{SysError, nvme};
 #[derive(Debug, Default)]
 struct Index {
     block_of: HashMap<Uuid, String>,
-    uuid_of: HashMap<String, Uuid>,
+    known: HashMap<String, Known>,
+    blocks_of: HashMap<String, BTreeSet<String>>,
     controllers_of: HashMap<String, BTreeSet<String>>,
     nqn_of: HashMap<String, String>,
     namespace_waiters: Waiters<Uuid>,
     controller_waiters: Waiters<String>,
+}
+
+/// What is remembered of a block device, to be able to forget it.
+#[derive(Debug, Clone)]
+struct Known {
+    uuid: Option<Uuid>,
+    nqn: String,
 }
 
 /// Who wants news of what.
@@ -109,6 +117,11 @@ impl Devices {
         Ok(nvme::namespace(&self.sys, &block)?.filter(|n| n.uuid == Some(uuid)))
     }
 
+    /// The block devices of a subsystem's namespaces.
+    pub(super) fn blocks(&self, nqn: &str) -> BTreeSet<String> {
+        self.lock().blocks_of.get(nqn).cloned().unwrap_or_default()
+    }
+
     /// The controllers of a subsystem, as sysfs has them now.
     pub(super) fn controllers(&self, nqn: &str) -> Result<Vec<nvme::Controller>, SysError> {
         let names = self.lock().controllers_of.get(nqn).cloned().unwrap_or_default();
@@ -148,16 +161,22 @@ impl Devices {
 
     fn scan(&self) -> Result<(), SysError> {
         let controllers = nvme::controllers(&self.sys)?;
-        let namespaces = nvme::namespaces(&self.sys)?;
+        let mut namespaces = Vec::new();
+        for namespace in nvme::namespaces(&self.sys)? {
+            let nqn = self.nqn_of_block(&namespace.block)?;
+            namespaces.push((namespace, nqn));
+        }
         let mut index = self.lock();
         index.block_of.clear();
+        index.known.clear();
+        index.blocks_of.clear();
         index.controllers_of.clear();
         index.nqn_of.clear();
         for controller in controllers {
             index.put_controller(&controller);
         }
-        for namespace in namespaces {
-            index.put_namespace(&namespace);
+        for (namespace, nqn) in namespaces {
+            index.put_namespace(&namespace, nqn);
         }
         index.wake_all();
         Ok(())
@@ -170,7 +189,8 @@ impl Devices {
                 if gone {
                     self.lock().drop_block(&event.devname);
                 } else if let Some(namespace) = nvme::namespace(&self.sys, &event.devname)? {
-                    self.lock().put_namespace(&namespace);
+                    let nqn = self.nqn_of_block(&event.devname)?;
+                    self.lock().put_namespace(&namespace, nqn);
                 }
             }
             ("nvme", _) if !event.devname.is_empty() => {
@@ -185,26 +205,48 @@ impl Devices {
         Ok(())
     }
 
+    fn nqn_of_block(&self, block: &str) -> Result<String, SysError> {
+        Ok(nvme::subsystem_of(&self.sys, block)?.map(|s| s.nqn).unwrap_or_default())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Index {
-    fn put_namespace(&mut self, namespace: &nvme::Namespace) {
-        let Some(uuid) = namespace.uuid else { return };
-        self.block_of.insert(uuid, namespace.block.clone());
-        self.uuid_of.insert(namespace.block.clone(), uuid);
-        tell(&self.namespace_waiters, &uuid);
+    fn put_namespace(&mut self, namespace: &nvme::Namespace, nqn: String) {
+        self.forget(&namespace.block);
+        self.blocks_of.entry(nqn.clone()).or_default().insert(namespace.block.clone());
+        let uuid = namespace.uuid;
+        self.known.insert(namespace.block.clone(), Known { uuid, nqn });
+        if let Some(uuid) = uuid {
+            self.block_of.insert(uuid, namespace.block.clone());
+            tell(&self.namespace_waiters, &uuid);
+        }
     }
 
     fn drop_block(&mut self, block: &str) {
-        let Some(uuid) = self.uuid_of.remove(block) else { return };
+        if let Some(uuid) = self.forget(block) {
+            tell(&self.namespace_waiters, &uuid);
+        }
+    }
+
+    /// Forgets a block device; gives the UUID that it had.
+    fn forget(&mut self, block: &str) -> Option<Uuid> {
+        let Known { uuid, nqn } = self.known.remove(block)?;
+        if let Some(blocks) = self.blocks_of.get_mut(&nqn) {
+            blocks.remove(block);
+            if blocks.is_empty() {
+                self.blocks_of.remove(&nqn);
+            }
+        }
+        let uuid = uuid?;
         // The UUID may have moved on to another device already.
         if self.block_of.get(&uuid).is_some_and(|b| b == block) {
             self.block_of.remove(&uuid);
         }
-        tell(&self.namespace_waiters, &uuid);
+        Some(uuid)
     }
 
     fn put_controller(&mut self, controller: &nvme::Controller) {
@@ -254,9 +296,9 @@ mod tests {
     fn a_waiter_hears_of_its_namespace_and_of_no_other() {
         let mut index = Index::default();
         let mine = register(&mut index.namespace_waiters, Uuid::from_u128(1));
-        index.put_namespace(&namespace("nvme0n1", 2));
+        index.put_namespace(&namespace("nvme0n1", 2), "nqn.x".into());
         assert!(!mine.news(Instant::now()));
-        index.put_namespace(&namespace("nvme1n1", 1));
+        index.put_namespace(&namespace("nvme1n1", 1), "nqn.x".into());
         assert!(mine.news(Instant::now() + Duration::from_secs(1)));
     }
 
@@ -271,9 +313,10 @@ mod tests {
     #[test]
     fn a_uuid_that_moved_to_another_device_survives_the_removal_of_the_old_one() {
         let mut index = Index::default();
-        index.put_namespace(&namespace("nvme0n1", 1));
-        index.put_namespace(&namespace("nvme1n1", 1));
+        index.put_namespace(&namespace("nvme0n1", 1), "nqn.x".into());
+        index.put_namespace(&namespace("nvme1n1", 1), "nqn.x".into());
         index.drop_block("nvme0n1");
         assert_eq!(index.block_of[&Uuid::from_u128(1)], "nvme1n1");
+        assert_eq!(index.blocks_of["nqn.x"].len(), 1);
     }
 }

@@ -178,7 +178,8 @@ impl Node {
             let observed = timeline.step("observe", || self.observer().stage(request, &staging))?;
             let plan = plan::stage(request, &observed)?;
             let mut runner = Runner::stage(self, request, &staging, deadline);
-            Ok(ops::run(timeline, deadline, &plan, |step| runner.run(step))?)
+            let outcome = ops::run(timeline, deadline, &plan, |step| runner.run(step));
+            outcome.map_err(|stopped| self.take_back(timeline, &runner, stopped.into()))
         })
     }
 
@@ -218,9 +219,25 @@ impl Node {
         })
     }
 
+    /// A stage that fails leaves no controller behind that it has made.
+    fn take_back(&self, timeline: &mut Timeline, runner: &Runner<'_>, cause: Error) -> Error {
+        let Some(controller) = runner.connected() else {
+            return cause;
+        };
+        let controllers = [controller.to_owned()];
+        match timeline.step("fabrics.disconnect", || steps::disconnect(self, &controllers)) {
+            Ok(()) => cause,
+            Err(undo) => Error::new(
+                cause.kind,
+                format!("{cause}; and {controller}, made by this call, could not be deleted: {undo}"),
+            ),
+        }
+    }
+
     fn observer(&self) -> Observer<'_> {
         Observer {
             sys: &self.config.roots.sys,
+            dev: &self.config.roots.dev,
             devices: &self.devices,
         }
     }

@@ -31,8 +31,6 @@ pub(super) enum At {
 pub(super) struct Mounted {
     /// The device of the mounted filesystem.
     pub(super) dev: DevId,
-    /// Reads only, or reads and writes.
-    pub(super) access: Access,
     /// What that device is.
     pub(super) source: Source,
 }
@@ -76,10 +74,13 @@ pub(super) struct UnstageState {
 pub(super) struct PublishState {
     pub(super) staging: At,
     pub(super) target: At,
+    /// Whether the target's mount allows writes; meaningless where nothing is mounted.
+    pub(super) target_access: Access,
 }
 
 pub(super) struct Observer<'a> {
     pub(super) sys: &'a Path,
+    pub(super) dev: &'a Path,
     pub(super) devices: &'a Devices,
 }
 
@@ -99,12 +100,9 @@ impl Observer<'_> {
         let controllers = self.devices.controllers(&names::subsystem_nqn(volume))?;
         let mut held = Vec::new();
         if !matches!(staging, At::Mount(_)) {
-            for controller in &controllers {
-                for namespace in nvme::namespaces_of(self.sys, &controller.name)? {
-                    let device = Path::new("/dev").join(&namespace.block);
-                    if block::is_held(&device)? && !held.contains(&namespace.block) {
-                        held.push(namespace.block);
-                    }
+            for name in self.devices.blocks(&names::subsystem_nqn(volume)) {
+                if block::is_held(&self.dev.join(&name))? {
+                    held.push(name);
                 }
             }
         }
@@ -116,9 +114,15 @@ impl Observer<'_> {
     }
 
     pub(super) fn publish(&self, staging: &Place, target: &Place) -> Result<PublishState, Error> {
+        let at_target = self.at(target)?;
+        let target_access = match at_target {
+            At::Mount(_) => mount::access_at(target.parent.as_fd(), &target.name)?,
+            _ => Access::ReadWrite,
+        };
         Ok(PublishState {
             staging: self.at(staging)?,
-            target: self.at(target)?,
+            target: at_target,
+            target_access,
         })
     }
 
@@ -135,7 +139,6 @@ impl Observer<'_> {
         }
         Ok(At::Mount(Mounted {
             dev: state.dev,
-            access: state.access,
             source: self.source(state.dev)?,
         }))
     }
