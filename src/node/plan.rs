@@ -54,6 +54,15 @@ impl Named for Step {
 }
 
 pub(super) fn stage(request: &StageRequest, observed: &StageState) -> Result<Vec<Step>, Error> {
+    if request.target.nqn != names::subsystem_nqn(&request.volume) {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "publish_context \"nqn\" is {}, which is not the subsystem of volume {}",
+                request.target.nqn, request.volume
+            ),
+        ));
+    }
     let mut plan = Vec::with_capacity(6);
     match &observed.staging {
         At::Mount(mounted) => {

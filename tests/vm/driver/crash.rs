@@ -1,0 +1,210 @@
+//! The driver killed at every step of every call, by step name, started again, and called again.
+//!
+//! The names come from the driver's own timelines: a step that is added is killed at as well.
+
+use std::collections::BTreeSet;
+
+use tonic::Status;
+use zvolt_lab::orchestrator::Wanted;
+
+use crate::fleet::{Fleet, Journey};
+
+/// The calls of a volume's life, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Call {
+    Create,
+    Attach,
+    Stage,
+    Publish,
+    Unpublish,
+    Unstage,
+    Detach,
+    Delete,
+}
+
+use Call::{Attach, Create, Delete, Detach, Publish, Stage, Unpublish, Unstage};
+
+const LIFE: [Call; 8] = [Create, Attach, Stage, Publish, Unpublish, Unstage, Detach, Delete];
+
+impl Call {
+    fn is_on_node(self) -> bool {
+        matches!(self, Stage | Publish | Unpublish | Unstage)
+    }
+}
+
+fn act(volume: &Journey<'_>, call: Call) -> Result<(), Status> {
+    let context = || volume.attach("node0");
+    match call {
+        Create => volume.fleet.controller.create(&Wanted::named(&volume.id)).map(drop),
+        Attach => context().map(drop),
+        Stage => volume.stage("node0", &context()?),
+        Publish => volume.publish("node0", &context()?, false),
+        Unpublish => volume.unpublish("node0"),
+        Unstage => volume.unstage("node0"),
+        Detach => volume.detach("node0"),
+        Delete => volume.fleet.controller.delete(&volume.id),
+    }
+}
+
+fn volume<'a>(fleet: &'a Fleet, id: &str) -> Journey<'a> {
+    Journey {
+        fleet,
+        id: id.into(),
+        fs_type: "ext4".into(),
+    }
+}
+
+/// The names of the steps that a call runs in the killed process.
+fn steps_of(fleet: &Fleet, call: Call) -> BTreeSet<String> {
+    let volume = volume(fleet, "pvc-dry-run");
+    let operations = || {
+        let socket = if call.is_on_node() { &fleet.nodes["node0"] } else { &fleet.controller };
+        socket.operations(&volume.id).unwrap()
+    };
+    for before in LIFE.iter().filter(|c| **c < call) {
+        act(&volume, *before).unwrap();
+    }
+    let seen = operations().len();
+    act(&volume, call).unwrap();
+    let steps = operations()[seen..]
+        .iter()
+        .flat_map(|o| o.steps.iter().map(|s| s.name.clone()))
+        .collect();
+    for after in LIFE.iter().filter(|c| **c > call) {
+        act(&volume, *after).unwrap();
+    }
+    steps
+}
+
+/// One volume, at most one controller and one staged mount: what a finished call may show.
+fn assert_single(fleet: &Fleet, id: &str) {
+    let datasets = fleet.vm("storage0").ok("zfs list -H -o name -r tank | grep -c ^tank/csi/block/ || true");
+    assert!(datasets.unwrap().trim().parse::<u32>().unwrap() <= 1, "one dataset");
+    let controllers = fleet.vm("node0").ok("ls /sys/class/nvme | wc -l").unwrap();
+    assert!(controllers.trim().parse::<u32>().unwrap() <= 1, "one controller");
+    let mounts = fleet
+        .vm("node0")
+        .ok(&format!("grep -c '/{id}/globalmount ' /proc/self/mountinfo || true"))
+        .unwrap();
+    assert!(mounts.trim().parse::<u32>().unwrap() <= 1, "one staged mount");
+}
+
+/// Kills at `point` during `call`, then finishes the volume's life and compares its bytes.
+fn killed_at(fleet: &Fleet, call: Call, point: &str, id: &str) {
+    let volume = volume(fleet, id);
+    let member = if call.is_on_node() { &fleet.node0 } else { &fleet.storage };
+    let mut sum = None;
+    for before in LIFE.iter().filter(|c| **c < call) {
+        act(&volume, *before).unwrap();
+        if *before == Publish {
+            sum = Some(volume.write("node0"));
+        }
+    }
+    member.stop().unwrap();
+    member.start_with(&[("ZVOLT_KILL_AT", point)]).unwrap();
+    let outcome = act(&volume, call);
+    assert!(
+        !member.is_running().unwrap(),
+        "{call:?} never reached {point}: {outcome:?}"
+    );
+    member.start().unwrap();
+    act(&volume, call).unwrap_or_else(|s| panic!("{call:?} after a kill at {point}: {}", s.message()));
+    assert_single(fleet, id);
+    for after in LIFE.iter().filter(|c| **c > call && **c < Delete) {
+        act(&volume, *after).unwrap_or_else(|s| panic!("{after:?} after a kill at {point}: {}", s.message()));
+        if *after == Publish {
+            sum = Some(volume.write("node0"));
+        }
+    }
+    if call < Delete {
+        volume.bring_to("node1");
+        assert_eq!(Some(volume.read("node1")), sum, "after a kill at {point}");
+        volume.take_from("node1");
+        volume.delete();
+    }
+    fleet.assert_clean();
+}
+
+fn sweep(call: Call) {
+    let fleet = Fleet::fresh();
+    let steps = steps_of(&fleet, call);
+    assert!(!steps.is_empty(), "{call:?} has steps");
+    let mut count = 0;
+    for step in &steps {
+        for side in ["before", "after"] {
+            let point = format!("{step}:{side}");
+            eprintln!("{call:?}: killed at {point}");
+            killed_at(&fleet, call, &point, &format!("pvc-{count}"));
+            count += 1;
+        }
+    }
+}
+
+#[test]
+fn crash_at_every_step_of_create() {
+    sweep(Create);
+}
+
+#[test]
+fn crash_at_every_step_of_controller_publish() {
+    sweep(Attach);
+}
+
+#[test]
+fn crash_at_every_step_of_stage() {
+    sweep(Stage);
+}
+
+#[test]
+fn crash_at_every_step_of_publish() {
+    sweep(Publish);
+}
+
+#[test]
+fn crash_at_every_step_of_unpublish() {
+    sweep(Unpublish);
+}
+
+#[test]
+fn crash_at_every_step_of_unstage() {
+    sweep(Unstage);
+}
+
+#[test]
+fn crash_at_every_step_of_controller_unpublish() {
+    sweep(Detach);
+}
+
+#[test]
+fn crash_at_every_step_of_delete() {
+    sweep(Delete);
+}
+
+/// Rule 4 through a crash: the agent dies in the middle of a fence, with the old node's mount still
+/// there. After its restart, and before anybody is admitted, the old node is cut.
+#[test]
+fn crash_in_a_fence_still_fences_before_the_next_node_is_admitted() {
+    for point in ["nvmet.disallow-host:after", "nvmet.cut:before", "nvmet.cut:after"] {
+        let fleet = Fleet::fresh();
+        let volume = fleet.create(&Wanted::named("pvc-half-fenced"));
+        volume.bring_to("node0");
+        let sum = volume.write("node0");
+        fleet.storage.stop().unwrap();
+        fleet.storage.start_with(&[("ZVOLT_KILL_AT", point)]).unwrap();
+        volume.detach("node0").expect_err("the process dies in the fence");
+        fleet.storage.start().unwrap();
+        volume.detach("node0").unwrap();
+        let late = fleet.vm("node0").run(&format!(
+            "timeout 30 dd if=/dev/zero of={}/late bs=4k count=1 oflag=direct status=none",
+            volume.target()
+        ));
+        assert_ne!(late.unwrap().status, 0, "{point}: a write after the fence must fail");
+        volume.bring_to("node1");
+        assert_eq!(volume.read("node1"), sum, "{point}");
+        volume.take_from("node1");
+        volume.unpublish("node0").unwrap();
+        volume.unstage("node0").unwrap();
+        volume.delete();
+        fleet.assert_clean();
+    }
+}

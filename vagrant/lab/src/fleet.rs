@@ -1,0 +1,163 @@
+//! The driver on the lab's machines: started, killed and stopped as an init system would, and what
+//! it leaves behind.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::orchestrator::Csi;
+use crate::{Lab, Vm};
+
+/// The driver's socket in every machine.
+pub const SOCKET: &str = "/run/zvolt/csi.sock";
+/// The kubelet directory in every machine.
+pub const KUBELET: &str = "/var/lib/kubelet";
+/// The storage host.
+pub const STORAGE: &str = "storage0";
+/// The embedded store on the storage host.
+pub const STORE: &str = "/var/lib/zvolt";
+const UNIT: &str = "zvolt";
+
+/// One machine with the driver on it.
+#[derive(Debug)]
+pub struct Member<'a> {
+    vm: &'a Vm,
+    arguments: String,
+}
+
+/// A volume's staging path.
+pub fn staging_path(volume: &str) -> String {
+    format!("{KUBELET}/plugins/kubernetes.io/csi/zvolt/{volume}/globalmount")
+}
+
+/// A pod's target path.
+pub fn target_path(volume: &str, pod: &str) -> String {
+    format!("{KUBELET}/pods/{pod}/volumes/kubernetes.io~csi/{volume}/mount")
+}
+
+impl<'a> Member<'a> {
+    /// The storage host: controller, agent and node in one process.
+    pub fn storage(lab: &'a Lab) -> Self {
+        let vm = lab.vm(STORAGE);
+        let arguments = format!(
+            "standalone --node-id {} --store {STORE} --portal {}:4420 --portal [{}]:4420",
+            vm.name(),
+            vm.ipv4(),
+            vm.ipv6()
+        );
+        Self { vm, arguments }
+    }
+
+    /// A consumer.
+    pub fn node(lab: &'a Lab, name: &str) -> Self {
+        let vm = lab.vm(name);
+        let arguments = format!("node --node-id {}", vm.name());
+        Self { vm, arguments }
+    }
+
+    /// The machine.
+    pub fn vm(&self) -> &'a Vm {
+        self.vm
+    }
+
+    /// Starts the driver and waits until it says that it is ready.
+    pub fn start(&self) -> Result<()> {
+        self.start_with(&[])
+    }
+
+    /// The same with variables in its environment.
+    pub fn start_with(&self, environment: &[(&str, &str)]) -> Result<()> {
+        let environment: String = environment.iter().map(|(k, v)| format!("--setenv={k}={v} ")).collect();
+        self.vm.ok(&format!(
+            "mkdir -p {KUBELET}/plugins {KUBELET}/pods; systemctl reset-failed {UNIT} 2>/dev/null; \
+             systemd-run --quiet --collect --unit={UNIT} --service-type=notify --property=TimeoutStartSec=60 \
+             --property=KillMode=process --setenv=RUST_LOG=zvolt=debug {environment}\
+             /usr/local/bin/zvolt {} --endpoint unix://{SOCKET} --kubelet-dir {KUBELET}",
+            self.arguments
+        ))
+        .with_context(|| {
+            let log = self.log().unwrap_or_default();
+            format!("the driver on {} did not start; its log:\n{log}", self.vm.name())
+        })?;
+        Ok(())
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub fn stop(&self) -> Result<()> {
+        self.vm.ok(&format!("systemctl stop {UNIT} 2>/dev/null || true")).map(drop)
+    }
+
+    /// Kills it where it stands.
+    pub fn kill(&self) -> Result<()> {
+        self.vm
+            .ok(&format!("systemctl kill -s KILL {UNIT} 2>/dev/null || true"))?;
+        self.wait_dead()
+    }
+
+    /// Waits until the process is gone, however it went.
+    pub fn wait_dead(&self) -> Result<()> {
+        // pidwait returns as soon as there is no such process.
+        self.vm.ok("timeout 60 pidwait -x zvolt || [ $? -eq 1 ]").map(drop)
+    }
+
+    /// Whether the process lives.
+    pub fn is_running(&self) -> Result<bool> {
+        Ok(self.vm.run("pgrep -x zvolt")?.status == 0)
+    }
+
+    /// Its log since boot.
+    pub fn log(&self) -> Result<String> {
+        self.vm.ok(&format!("journalctl --no-pager -o cat -u {UNIT} | tail -n 60"))
+    }
+
+    /// A connection to its socket.
+    pub fn csi(&self) -> Result<Csi> {
+        Csi::connect(&self.vm.forward(SOCKET)?)
+    }
+}
+
+/// What is left of volumes on a machine, one line each: nothing, when all was cleaned up.
+pub fn leftovers(vm: &Vm) -> Result<Vec<String>> {
+    let script = format!(
+        "{{ zfs list -H -o name -r -t all tank 2>/dev/null | grep '^tank/csi/block/' | sed 's/^/dataset /'; \
+         ls /sys/kernel/config/nvmet/subsystems 2>/dev/null | sed 's/^/subsystem /'; \
+         ls /sys/kernel/config/nvmet/hosts 2>/dev/null | sed 's/^/host /'; \
+         ls /sys/class/nvme 2>/dev/null | sed 's/^/controller /'; \
+         grep -F ' {KUBELET}/' /proc/self/mountinfo | cut -d' ' -f5 | sed 's/^/mount /'; \
+         find {KUBELET}/pods -mindepth 1 -name mount 2>/dev/null | sed 's/^/target /'; \
+         ls {STORE}/volumes 2>/dev/null | sed 's/^/object /'; }} || true"
+    );
+    Ok(vm.ok(&script)?.lines().map(str::to_owned).collect())
+}
+
+/// Fails when anything is left on any of the machines.
+pub fn assert_clean(lab: &Lab, names: &[&str]) -> Result<()> {
+    let mut left = Vec::new();
+    for name in names {
+        left.extend(leftovers(lab.vm(name))?.into_iter().map(|l| format!("{name}: {l}")));
+    }
+    if !left.is_empty() {
+        bail!("left behind:\n{}", left.join("\n"));
+    }
+    Ok(())
+}
+
+/// Brings a machine back to nothing, whatever an earlier test left. For tests only.
+pub fn scrub(vm: &Vm) -> Result<()> {
+    vm.ok(&format!(
+        "systemctl kill -s KILL {UNIT} 2>/dev/null; timeout 20 pidwait -x zvolt; \
+         grep -F ' {KUBELET}/' /proc/self/mountinfo | cut -d' ' -f5 | sort -r | xargs -r -n1 umount -l; \
+         for c in /sys/class/nvme/nvme*; do [ -e $c ] && echo 1 > $c/delete_controller; done; \
+         cd /sys/kernel/config/nvmet 2>/dev/null && {{ \
+           for l in ports/*/subsystems/*; do [ -e $l ] && rm $l; done; \
+           for l in subsystems/*/allowed_hosts/*; do [ -e $l ] && rm $l; done; \
+           for n in subsystems/*/namespaces/*; do [ -e $n ] && echo 0 > $n/enable && rmdir $n; done; \
+           for d in subsystems/* ports/* hosts/*; do [ -e $d ] && rmdir $d; done; }}; \
+         zfs list -H -o name -r tank/csi/block 2>/dev/null | tail -n +2 | xargs -r -n1 zfs destroy -r; \
+         rm -rf {STORE} {KUBELET}/pods {KUBELET}/plugins; mkdir -p {KUBELET}/plugins {KUBELET}/pods; true"
+    ))?;
+    Ok(())
+}
+
+/// How long one may wait for a machine to come back.
+pub const BOOT: Duration = Duration::from_secs(180);
