@@ -3,7 +3,10 @@
 //! The semantics are those of the Kubernetes API: `spec` and `status` are written apart, a write
 //! with an old resource version is a conflict, deletion marks an object until its finalizers are gone.
 
+#[cfg(test)]
+pub(crate) mod conformance;
 pub mod dir;
+pub mod time;
 
 use std::future::Future;
 use std::sync::Arc;
