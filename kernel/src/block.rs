@@ -1,7 +1,15 @@
 //! Block devices: size, read-only flag, the zvol's name, and the way from a number to sysfs.
+//!
+//! Reads only; needs read access to the device nodes and nothing else.
 
-use std::fs::File;
+mod ioctl;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::libc;
 
 use crate::error::SysError;
 
@@ -22,51 +30,178 @@ impl std::fmt::Display for DevId {
 
 /// Size in bytes (`BLKGETSIZE64`, `linux/fs.h`).
 pub fn size_bytes(device: &File, path: &Path) -> Result<u64, SysError> {
-    let _ = (device, path);
-    unimplemented!()
+    ioctl::get_size(device)
+        .map_err(|errno| SysError::new("ioctl(BLKGETSIZE64)", path.display(), errno))
 }
 
 /// Whether the kernel refuses writes to the device (`BLKROGET`).
 pub fn is_read_only(device: &File, path: &Path) -> Result<bool, SysError> {
-    let _ = (device, path);
-    unimplemented!()
+    ioctl::get_read_only(device)
+        .map_err(|errno| SysError::new("ioctl(BLKROGET)", path.display(), errno))
 }
 
 /// The dataset behind a zvol's device node (`BLKZNAME`, OpenZFS `sys/fs/zfs.h`).
 /// `ENOTTY` for a device that is no zvol.
 pub fn zvol_name(device: &File, path: &Path) -> Result<String, SysError> {
-    let _ = (device, path);
-    unimplemented!()
+    let failed = |errno| SysError::new("ioctl(BLKZNAME)", path.display(), errno);
+    let name = ioctl::get_zvol_name(device).map_err(failed)?;
+    match String::from_utf8(name) {
+        Ok(name) if !name.is_empty() => Ok(name),
+        _ => Err(failed(Errno::EBADMSG).with_detail("the device answered with no dataset name")),
+    }
 }
 
 /// The number of the device node at `path` (`stat`); `ENOTBLK` for anything else.
 pub fn dev_id(path: &Path) -> Result<DevId, SysError> {
-    let _ = path;
-    unimplemented!()
+    let metadata = fs::metadata(path).map_err(|e| SysError::io("stat", path, &e))?;
+    if !metadata.file_type().is_block_device() {
+        return Err(SysError::new("stat", path.display(), Errno::ENOTBLK));
+    }
+    let number = metadata.rdev();
+    Ok(DevId {
+        major: rustix::fs::major(number),
+        minor: rustix::fs::minor(number),
+    })
 }
 
 /// The device's kernel name (`nvme0n1`, `zd16`), by `<sys>/dev/block/<major>:<minor>`.
 pub fn kernel_name(sys: &Path, id: DevId) -> Result<String, SysError> {
-    let _ = (sys, id);
-    unimplemented!()
+    let link = number_link(sys, id);
+    let target = fs::read_link(&link).map_err(|e| SysError::io("readlink", &link, &e))?;
+    target
+        .file_name()
+        .and_then(|name| name.to_str())
+        .map(str::to_owned)
+        .ok_or_else(|| {
+            SysError::new("readlink", link.display(), Errno::EBADMSG)
+                .with_detail(target.display().to_string())
+        })
 }
 
 /// The device's directory below `<sys>/devices`, with links resolved.
 pub fn sysfs_dir(sys: &Path, id: DevId) -> Result<PathBuf, SysError> {
-    let _ = (sys, id);
-    unimplemented!()
+    let link = number_link(sys, id);
+    fs::canonicalize(&link).map_err(|e| SysError::io("realpath", &link, &e))
+}
+
+fn number_link(sys: &Path, id: DevId) -> PathBuf {
+    sys.join("dev/block").join(id.to_string())
 }
 
 /// Whether some filesystem, device-mapper table or other exclusive user holds the device
 /// (`open(O_EXCL)` gives `EBUSY`).
+///
+/// While it looks, it is the exclusive user itself: a mount at that very moment gets `EBUSY`.
 pub fn is_held(path: &Path) -> Result<bool, SysError> {
-    let _ = path;
-    unimplemented!()
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_EXCL | libc::O_NONBLOCK)
+        .open(path);
+    match opened {
+        // On anything else O_EXCL means nothing, and "not held" would be a lie.
+        Ok(file) => match file.metadata() {
+            Ok(metadata) if metadata.file_type().is_block_device() => Ok(false),
+            Ok(_) => Err(SysError::new(
+                "open(O_EXCL)",
+                path.display(),
+                Errno::ENOTBLK,
+            )),
+            Err(e) => Err(SysError::io("fstat", path, &e)),
+        },
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Ok(true),
+        Err(e) => Err(SysError::io("open(O_EXCL)", path, &e)),
+    }
 }
 
-/// The block devices whose kernel name starts with `prefix` (`zd`), from `<sys>/block`.
+/// The block devices whose kernel name starts with `prefix` (`zd`), from `<sys>/block`, sorted.
 /// Grows with the number of devices: for start-up and repair only.
 pub fn list(sys: &Path, prefix: &str) -> Result<Vec<String>, SysError> {
-    let _ = (sys, prefix);
-    unimplemented!()
+    let directory = sys.join("block");
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&directory).map_err(|e| SysError::io("readdir", &directory, &e))? {
+        let entry = entry.map_err(|e| SysError::io("readdir", &directory, &e))?;
+        if let Ok(name) = entry.file_name().into_string()
+            && name.starts_with(prefix)
+        {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn sysfs() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["zd0", "zd16", "sda"] {
+            fs::create_dir_all(root.path().join("devices/virtual/block").join(name)).unwrap();
+        }
+        fs::create_dir_all(root.path().join("dev/block")).unwrap();
+        symlink(
+            "../../devices/virtual/block/zd16",
+            root.path().join("dev/block/230:16"),
+        )
+        .unwrap();
+        fs::create_dir(root.path().join("block")).unwrap();
+        for name in ["zd16", "sda", "zd0"] {
+            symlink(
+                format!("../devices/virtual/block/{name}"),
+                root.path().join("block").join(name),
+            )
+            .unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_number_leads_to_the_name_and_the_directory() {
+        let root = sysfs();
+        let id = DevId {
+            major: 230,
+            minor: 16,
+        };
+        assert_eq!(kernel_name(root.path(), id).unwrap(), "zd16");
+        let directory = sysfs_dir(root.path(), id).unwrap();
+        assert_eq!(
+            directory,
+            fs::canonicalize(root.path())
+                .unwrap()
+                .join("devices/virtual/block/zd16")
+        );
+    }
+
+    #[test]
+    fn an_unknown_number_is_enoent_with_the_path() {
+        let root = sysfs();
+        let error = kernel_name(root.path(), DevId { major: 8, minor: 1 }).unwrap_err();
+        assert_eq!(error.errno, Errno::ENOENT);
+        assert!(error.subject.ends_with("dev/block/8:1"), "{error}");
+    }
+
+    #[test]
+    fn list_takes_the_prefix_and_sorts() {
+        let root = sysfs();
+        assert_eq!(list(root.path(), "zd").unwrap(), ["zd0", "zd16"]);
+        assert!(list(root.path(), "nvme").unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_block_device_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(dev_id(file.path()).unwrap_err().errno, Errno::ENOTBLK);
+        assert_eq!(is_held(file.path()).unwrap_err().errno, Errno::ENOTBLK);
+        assert_eq!(
+            size_bytes(file.as_file(), file.path()).unwrap_err().errno,
+            Errno::ENOTTY
+        );
+        assert_eq!(
+            zvol_name(file.as_file(), file.path()).unwrap_err().errno,
+            Errno::ENOTTY
+        );
+    }
 }

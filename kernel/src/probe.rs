@@ -1,11 +1,13 @@
 //! What is on a block device, by its superblocks.
 //!
 //! ext4: `fs/ext4/ext4.h` `struct ext4_super_block` at byte 1024. XFS: `fs/xfs/libxfs/xfs_format.h`
-//! `struct xfs_dsb` at byte 0.
+//! `struct xfs_dsb` at byte 0. Never the udev database, never a tool's exit code (C-12, C-17).
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use nix::errno::Errno;
 use uuid::Uuid;
 
 use crate::error::SysError;
@@ -48,7 +50,7 @@ pub struct Superblock {
 /// What the first 4 KiB say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// All zeros.
+    /// All zeros: no proof that the rest of the device is (btrfs, ZFS and others start later; see [`is_blank`]).
     Zeros,
     /// A filesystem that zvolt knows.
     Filesystem(Superblock),
@@ -57,20 +59,441 @@ pub enum Content {
 }
 
 /// Classifies the first 4,096 bytes of a device. Pure.
+///
+/// What carries two signatures, or one that contradicts itself, is [`Content::Foreign`].
 pub fn classify(head: &[u8; 4096]) -> Content {
-    let _ = head;
-    unimplemented!()
+    if head.iter().all(|&byte| byte == 0) {
+        return Content::Zeros;
+    }
+    let mut found = Vec::new();
+    if at(head, 0, b"XFSB") {
+        found.push(xfs(head));
+    }
+    if le16(head, EXT + 56) == 0xEF53 {
+        found.push(ext(head));
+    }
+    if let Some(name) = foreign(head) {
+        found.push(Content::Foreign(name.to_owned()));
+    }
+    match found.len() {
+        0 => {
+            let first = head.iter().position(|&byte| byte != 0).unwrap_or(0);
+            Content::Foreign(format!("unknown data (first at byte {first})"))
+        }
+        1 => found.remove(0),
+        _ => {
+            let names: Vec<_> = found.iter().map(name).collect();
+            Content::Foreign(format!("more than one signature ({})", names.join(", ")))
+        }
+    }
+}
+
+fn name(content: &Content) -> &str {
+    match content {
+        Content::Zeros => "zeros",
+        Content::Filesystem(superblock) => superblock.kind.name(),
+        Content::Foreign(name) => name,
+    }
+}
+
+/// Where `struct ext4_super_block` starts.
+const EXT: usize = 1024;
+
+/// `s_feature_compat`.
+const COMPAT_HAS_JOURNAL: u32 = 0x4;
+/// `s_feature_incompat`.
+const INCOMPAT_RECOVER: u32 = 0x4;
+const INCOMPAT_JOURNAL_DEV: u32 = 0x8;
+const INCOMPAT_EXTENTS: u32 = 0x40;
+const INCOMPAT_64BIT: u32 = 0x80;
+/// `s_state`.
+const ERROR_FS: u16 = 0x2;
+
+fn ext(head: &[u8; 4096]) -> Content {
+    let compat = le32(head, EXT + 92);
+    let incompat = le32(head, EXT + 96);
+    if incompat & INCOMPAT_JOURNAL_DEV != 0 {
+        return Content::Foreign("external journal of ext4".to_owned());
+    }
+    if compat & COMPAT_HAS_JOURNAL == 0 {
+        return Content::Foreign("ext2, or ext4 without a journal".to_owned());
+    }
+    if incompat & INCOMPAT_EXTENTS == 0 {
+        return Content::Foreign("ext3".to_owned());
+    }
+    let mut blocks = u64::from(le32(head, EXT + 4));
+    if incompat & INCOMPAT_64BIT != 0 {
+        blocks |= u64::from(le32(head, EXT + 336)) << 32;
+    }
+    let log_block_size = le32(head, EXT + 24);
+    // EXT4_MAX_BLOCK_LOG_SIZE is 16: 64 KiB.
+    let size = match log_block_size {
+        0..=6 => blocks.checked_mul(1024 << log_block_size),
+        _ => None,
+    };
+    let Some(size_bytes) = size.filter(|&size| size > 0) else {
+        return Content::Foreign("damaged superblock of ext4".to_owned());
+    };
+    Content::Filesystem(Superblock {
+        kind: FsKind::Ext4,
+        uuid: uuid_at(head, EXT + 104),
+        size_bytes,
+        has_errors: le16(head, EXT + 58) & ERROR_FS != 0,
+        needs_recovery: incompat & INCOMPAT_RECOVER != 0,
+    })
+}
+
+fn xfs(head: &[u8; 4096]) -> Content {
+    // sb_inprogress: mkfs sets it while it writes, and clears it last.
+    if head[126] != 0 {
+        return Content::Foreign("XFS of a mkfs that did not finish".to_owned());
+    }
+    let block_size = be32(head, 4);
+    let size = match block_size {
+        512..=65536 if block_size.is_power_of_two() => {
+            be64(head, 8).checked_mul(u64::from(block_size))
+        }
+        _ => None,
+    };
+    let Some(size_bytes) = size.filter(|&size| size > 0) else {
+        return Content::Foreign("damaged superblock of XFS".to_owned());
+    };
+    Content::Filesystem(Superblock {
+        kind: FsKind::Xfs,
+        uuid: uuid_at(head, 32),
+        size_bytes,
+        has_errors: false,
+        needs_recovery: false,
+    })
+}
+
+/// Signatures that are nobody's business here, by where their formats put them.
+fn foreign(head: &[u8; 4096]) -> Option<&'static str> {
+    if at(head, 0, b"LUKS\xba\xbe") {
+        return Some("LUKS");
+    }
+    // lib/format_text/layout.h of LVM2: the label is in one of the first four sectors.
+    if (0..4).any(|sector| {
+        at(head, sector * 512, b"LABELONE") && at(head, sector * 512 + 24, b"LVM2 001")
+    }) {
+        return Some("LVM2 physical volume");
+    }
+    if at(head, 512, b"EFI PART") {
+        return Some("partition table (GPT)");
+    }
+    if at(head, 4086, b"SWAPSPACE2") || at(head, 4086, b"SWAP-SPACE") {
+        return Some("swap space");
+    }
+    // drivers/md: superblock version 1.1 is at the start.
+    if le32(head, 0) == 0xa92b_4efc {
+        return Some("member of an MD RAID");
+    }
+    if at(head, 3, b"NTFS    ") {
+        return Some("NTFS");
+    }
+    if at(head, 3, b"EXFAT   ") {
+        return Some("exFAT");
+    }
+    if at(head, 54, b"FAT1") || at(head, 82, b"FAT32   ") {
+        return Some("FAT");
+    }
+    // Boot code alone is no partition table: one entry must have a type.
+    if le16(head, 510) == 0xAA55 && (0..4).any(|entry| head[446 + 16 * entry + 4] != 0) {
+        return Some("partition table (MBR)");
+    }
+    None
 }
 
 /// Reads 4 KiB at offset 0 in one `pread` and classifies it. For the publish path.
 pub fn superblock(device: &File, path: &Path) -> Result<Content, SysError> {
-    let _ = (device, path);
-    unimplemented!()
+    let mut head = [0_u8; 4096];
+    let read = device
+        .read_at(&mut head, 0)
+        .map_err(|e| SysError::io("pread", path, &e))?;
+    if read != head.len() {
+        return Err(SysError::new("pread", path.display(), Errno::EIO)
+            .with_detail(format!("{read} bytes came of the first {}", head.len())));
+    }
+    Ok(classify(&head))
 }
 
+/// How much of each end of a device must be zero: LVM2, MD, btrfs, ZFS and bcachefs all have a
+/// superblock or label in the first or the last MiB.
+const EDGE: u64 = 1 << 20;
+
 /// Whether the device is provably blank: first and last MiB read and all zero. What cannot be
-/// read is an error, never "blank" (C-17). For the agent, before it formats.
+/// read is an error, never "blank" (C-17), and so is a device without a size. For the agent,
+/// before it formats. Takes a plain file too.
 pub fn is_blank(device: &File, path: &Path) -> Result<bool, SysError> {
-    let _ = (device, path);
-    unimplemented!()
+    // lseek tells the size of a block device too (block/fops.c, blkdev_llseek).
+    let size = rustix::fs::seek(device, rustix::fs::SeekFrom::End(0))
+        .map_err(|e| SysError::new("lseek", path.display(), Errno::from_raw(e.raw_os_error())))?;
+    if size == 0 {
+        return Err(SysError::new("lseek", path.display(), Errno::ENODATA)
+            .with_detail("the device has no size"));
+    }
+    let edge = EDGE.min(size);
+    let mut buffer = vec![0_u8; usize::try_from(edge).unwrap_or(usize::MAX)];
+    for offset in [0, size - edge] {
+        device.read_exact_at(&mut buffer, offset).map_err(|e| {
+            SysError::io("pread", path, &e).with_detail(format!("{edge} bytes at {offset}: {e}"))
+        })?;
+        if buffer.iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn at(head: &[u8; 4096], offset: usize, bytes: &[u8]) -> bool {
+    head[offset..].starts_with(bytes)
+}
+
+fn bytes<const N: usize>(head: &[u8; 4096], offset: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&head[offset..offset + N]);
+    out
+}
+
+fn le16(head: &[u8; 4096], offset: usize) -> u16 {
+    u16::from_le_bytes(bytes(head, offset))
+}
+
+fn le32(head: &[u8; 4096], offset: usize) -> u32 {
+    u32::from_le_bytes(bytes(head, offset))
+}
+
+fn be32(head: &[u8; 4096], offset: usize) -> u32 {
+    u32::from_be_bytes(bytes(head, offset))
+}
+
+fn be64(head: &[u8; 4096], offset: usize) -> u64 {
+    u64::from_be_bytes(bytes(head, offset))
+}
+
+fn uuid_at(head: &[u8; 4096], offset: usize) -> Uuid {
+    Uuid::from_bytes(bytes(head, offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek, Write};
+
+    use super::*;
+
+    const UUID: Uuid = Uuid::from_u128(0x1122_3344_5566_7788_99aa_bbcc_ddee_ff00);
+
+    fn put(head: &mut [u8; 4096], offset: usize, bytes: &[u8]) {
+        head[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// ext4 of 2^32 + 3 blocks of 4 KiB, so that both halves of the count matter.
+    fn ext4_head() -> [u8; 4096] {
+        let mut head = [0; 4096];
+        put(&mut head, EXT + 4, &3_u32.to_le_bytes());
+        put(&mut head, EXT + 24, &2_u32.to_le_bytes());
+        put(&mut head, EXT + 56, &0xEF53_u16.to_le_bytes());
+        put(&mut head, EXT + 58, &1_u16.to_le_bytes());
+        put(&mut head, EXT + 92, &0x3c_u32.to_le_bytes());
+        put(&mut head, EXT + 96, &0x2c2_u32.to_le_bytes());
+        put(&mut head, EXT + 104, UUID.as_bytes());
+        put(&mut head, EXT + 336, &1_u32.to_le_bytes());
+        head
+    }
+
+    fn xfs_head() -> [u8; 4096] {
+        let mut head = [0; 4096];
+        put(&mut head, 0, b"XFSB");
+        put(&mut head, 4, &4096_u32.to_be_bytes());
+        put(&mut head, 8, &81920_u64.to_be_bytes());
+        put(&mut head, 32, UUID.as_bytes());
+        head
+    }
+
+    fn foreign_name(head: &[u8; 4096]) -> String {
+        match classify(head) {
+            Content::Foreign(name) => name,
+            other => panic!("{other:?} is not foreign"),
+        }
+    }
+
+    #[test]
+    fn zeros_are_zeros_and_one_bit_is_not() {
+        let mut head = [0; 4096];
+        assert_eq!(classify(&head), Content::Zeros);
+        head[4095] = 1;
+        assert_eq!(foreign_name(&head), "unknown data (first at byte 4095)");
+    }
+
+    #[test]
+    fn ext4_tells_uuid_size_and_state() {
+        let mut expected = Superblock {
+            kind: FsKind::Ext4,
+            uuid: UUID,
+            size_bytes: ((1 << 32) + 3) * 4096,
+            has_errors: false,
+            needs_recovery: false,
+        };
+        let mut head = ext4_head();
+        assert_eq!(classify(&head), Content::Filesystem(expected));
+        put(&mut head, EXT + 58, &3_u16.to_le_bytes());
+        put(&mut head, EXT + 96, &0x2c6_u32.to_le_bytes());
+        expected.has_errors = true;
+        expected.needs_recovery = true;
+        assert_eq!(classify(&head), Content::Filesystem(expected));
+    }
+
+    #[test]
+    fn without_64bit_the_high_half_is_not_read() {
+        let mut head = ext4_head();
+        put(&mut head, EXT + 96, &0x242_u32.to_le_bytes());
+        let Content::Filesystem(superblock) = classify(&head) else {
+            panic!("not recognised");
+        };
+        assert_eq!(superblock.size_bytes, 3 * 4096);
+    }
+
+    #[test]
+    fn older_ext_and_journal_devices_are_foreign() {
+        let mut head = ext4_head();
+        put(&mut head, EXT + 92, &0x38_u32.to_le_bytes());
+        assert_eq!(foreign_name(&head), "ext2, or ext4 without a journal");
+        let mut head = ext4_head();
+        put(&mut head, EXT + 96, &0x2_u32.to_le_bytes());
+        assert_eq!(foreign_name(&head), "ext3");
+        put(&mut head, EXT + 96, &0x8_u32.to_le_bytes());
+        assert_eq!(foreign_name(&head), "external journal of ext4");
+    }
+
+    #[test]
+    fn an_impossible_superblock_is_foreign() {
+        let mut head = ext4_head();
+        put(&mut head, EXT + 24, &7_u32.to_le_bytes());
+        assert_eq!(foreign_name(&head), "damaged superblock of ext4");
+        let mut head = ext4_head();
+        put(&mut head, EXT + 336, &u32::MAX.to_le_bytes());
+        assert_eq!(foreign_name(&head), "damaged superblock of ext4");
+        let mut head = xfs_head();
+        put(&mut head, 4, &5000_u32.to_be_bytes());
+        assert_eq!(foreign_name(&head), "damaged superblock of XFS");
+        let mut head = xfs_head();
+        put(&mut head, 8, &0_u64.to_be_bytes());
+        assert_eq!(foreign_name(&head), "damaged superblock of XFS");
+    }
+
+    #[test]
+    fn xfs_tells_uuid_and_size_unless_mkfs_did_not_finish() {
+        let mut head = xfs_head();
+        assert_eq!(
+            classify(&head),
+            Content::Filesystem(Superblock {
+                kind: FsKind::Xfs,
+                uuid: UUID,
+                size_bytes: 81920 * 4096,
+                has_errors: false,
+                needs_recovery: false,
+            })
+        );
+        head[126] = 1;
+        assert_eq!(foreign_name(&head), "XFS of a mkfs that did not finish");
+    }
+
+    #[test]
+    fn others_are_named() {
+        for (offset, magic, name) in [
+            (0, b"LUKS\xba\xbe\0\x02".as_slice(), "LUKS"),
+            (512, b"EFI PART", "partition table (GPT)"),
+            (4086, b"SWAPSPACE2", "swap space"),
+            (0, &[0xfc, 0x4e, 0x2b, 0xa9], "member of an MD RAID"),
+            (3, b"NTFS    ", "NTFS"),
+            (3, b"EXFAT   ", "exFAT"),
+            (54, b"FAT16   ", "FAT"),
+            (82, b"FAT32   ", "FAT"),
+        ] {
+            let mut head = [0; 4096];
+            put(&mut head, offset, magic);
+            assert_eq!(foreign_name(&head), name);
+        }
+        let mut head = [0; 4096];
+        put(&mut head, 512, b"LABELONE");
+        put(&mut head, 512 + 24, b"LVM2 001");
+        assert_eq!(foreign_name(&head), "LVM2 physical volume");
+    }
+
+    #[test]
+    fn a_partition_table_has_a_partition() {
+        let mut head = [0; 4096];
+        put(&mut head, 510, &[0x55, 0xaa]);
+        assert_eq!(foreign_name(&head), "unknown data (first at byte 510)");
+        head[446 + 4] = 0x83;
+        assert_eq!(foreign_name(&head), "partition table (MBR)");
+    }
+
+    #[test]
+    fn rule_03_two_signatures_are_no_filesystem() {
+        let mut head = ext4_head();
+        put(&mut head, 0, b"XFSB");
+        put(&mut head, 4, &4096_u32.to_be_bytes());
+        put(&mut head, 8, &81920_u64.to_be_bytes());
+        assert_eq!(foreign_name(&head), "more than one signature (xfs, ext4)");
+        let mut head = ext4_head();
+        put(&mut head, 0, b"LUKS\xba\xbe\0\x02");
+        assert_eq!(foreign_name(&head), "more than one signature (ext4, LUKS)");
+        // Boot code before an ext4 changes nothing.
+        let mut head = ext4_head();
+        put(&mut head, 510, &[0x55, 0xaa]);
+        assert!(matches!(classify(&head), Content::Filesystem(_)));
+    }
+
+    fn image(size: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(size).unwrap();
+        file
+    }
+
+    #[test]
+    fn superblock_reads_the_head_and_refuses_a_short_one() {
+        let mut file = image(1 << 20);
+        file.write_all(&ext4_head()).unwrap();
+        let content = superblock(file.as_file(), file.path()).unwrap();
+        assert!(matches!(content, Content::Filesystem(s) if s.uuid == UUID));
+        let file = image(4095);
+        assert_eq!(
+            superblock(file.as_file(), file.path()).unwrap_err().errno,
+            Errno::EIO
+        );
+    }
+
+    #[test]
+    fn bug_c_17_blank_is_proven_at_both_ends() {
+        for size in [4096, 1 << 20, 3 << 20, (64 << 20) + 512] {
+            let mut file = image(size);
+            assert!(is_blank(file.as_file(), file.path()).unwrap(), "{size}");
+            for offset in [0, size - 1, (64 << 10).min(size - 1)] {
+                file.seek(std::io::SeekFrom::Start(offset)).unwrap();
+                file.write_all(&[1]).unwrap();
+                assert!(
+                    !is_blank(file.as_file(), file.path()).unwrap(),
+                    "{size} at {offset}"
+                );
+                file.seek(std::io::SeekFrom::Start(offset)).unwrap();
+                file.write_all(&[0]).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn bug_c_17_what_cannot_be_read_is_never_blank() {
+        let file = image(0);
+        assert_eq!(
+            is_blank(file.as_file(), file.path()).unwrap_err().errno,
+            Errno::ENODATA
+        );
+        let file = image(1 << 20);
+        let write_only = File::options().write(true).open(file.path()).unwrap();
+        assert_eq!(
+            is_blank(&write_only, file.path()).unwrap_err().errno,
+            Errno::EBADF
+        );
+    }
 }

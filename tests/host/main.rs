@@ -1,1 +1,3 @@
 //! Tier `host`: the kernel rooms on any Linux, as root: loop devices, mounts, namespaces.
+
+mod format;
