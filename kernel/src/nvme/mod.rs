@@ -3,18 +3,32 @@
 //!
 //! Names say nothing: `nvme3n2` is the head of a namespace on subsystem instance 3 and its second
 //! head, whatever its nsid. Identifiers are read from sysfs, never parsed out of names (C-34).
+//! With native multipath the head (`nvme3n2`, below its subsystem) is the device to use; the paths
+//! (`nvme0c3n2`, below their controllers) are hidden and have no device node.
+//!
+//! Needs `CAP_SYS_ADMIN` to connect, and the network namespace of the host: the kernel makes the
+//! sockets of a reconnect in the initial one. A connect that dies half-way leaves either nothing or
+//! a controller, which the next connect reports as [`Error::Already`].
+
+mod connect;
+mod sysfs;
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 
 use uuid::Uuid;
 
+pub use connect::{connect, connect_line, parse_reply};
+pub use sysfs::{controller, controllers, delete, namespace, namespaces, rescan, subsystem_of};
+
 use crate::error::SysError;
+
+/// The longest NQN that the kernel's host takes: NVMe allows 223 bytes, `nvmf_parse_options` one less.
+pub const NQN_MAX_BYTES: usize = 222;
 
 /// Who this machine is to a target: one stable pair (C-40).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostIdentity {
-    /// Host NQN, at most 223 bytes.
+    /// Host NQN, at most [`NQN_MAX_BYTES`].
     pub nqn: String,
     /// Host ID.
     pub id: Uuid,
@@ -25,14 +39,16 @@ pub struct HostIdentity {
 pub enum Transport {
     /// NVMe/TCP to this portal.
     Tcp {
-        /// Address and port of the portal; an IPv6 scope goes into `traddr` as `%<ifname>`.
+        /// Address and port of the portal. A link-local one needs `host_iface` or a scope ID,
+        /// which goes into `traddr` as `%<ifname>` or `%<index>`.
         portal: SocketAddr,
         /// Local address to use (`host_traddr`).
         host_traddr: Option<IpAddr>,
         /// Local interface to use (`host_iface`).
         host_iface: Option<String>,
     },
-    /// The target of this very machine (nvme-loop).
+    /// The target of this very machine (nvme-loop). It never reconnects: neither `ctrl_loss_tmo`
+    /// nor `reconnect_delay` may be set.
     Loop,
 }
 
@@ -47,15 +63,15 @@ pub struct ConnectOptions {
     pub host: HostIdentity,
     /// I/O queues; `None` leaves it to the kernel (one a CPU).
     pub nr_io_queues: Option<u32>,
-    /// Queue depth; `None`: the kernel's 128.
+    /// Queue depth, 16 to 1,024; `None`: the kernel's 128.
     pub queue_size: Option<u32>,
-    /// Seconds until a lost controller is removed; -1: never.
+    /// Seconds until a lost controller is removed; -1: never; `None`: the kernel's 600.
     pub ctrl_loss_tmo: Option<i32>,
-    /// Seconds between tries to reconnect.
+    /// Seconds between tries to reconnect, from 1; `None`: the kernel's 10.
     pub reconnect_delay: Option<u32>,
-    /// Seconds until queued I/O of a lost controller fails; -1: never.
+    /// Seconds until queued I/O of a lost controller fails; -1, and the kernel's default: never.
     pub fast_io_fail_tmo: Option<i32>,
-    /// Keep-alive time-out in seconds.
+    /// Keep-alive time-out in seconds, from 1; `None`: the kernel's 5.
     pub keep_alive_tmo: Option<u32>,
 }
 
@@ -107,11 +123,11 @@ pub struct Controller {
     pub state: String,
     /// `tcp`, `loop`, …
     pub transport: String,
-    /// `traddr=…,trsvcid=…` as the kernel gives it; empty for loop.
+    /// `traddr=…,trsvcid=…,src_addr=…` as the kernel gives it; empty for loop.
     pub address: String,
-    /// Subsystem NQN.
+    /// Subsystem NQN; empty until the controller has identified itself.
     pub subsystem_nqn: String,
-    /// Host NQN that it was made with.
+    /// Host NQN that it was made with; empty for what is no fabric (PCIe).
     pub host_nqn: String,
 }
 
@@ -135,66 +151,4 @@ pub struct Subsystem {
     pub nqn: String,
     /// Kernel names of its controllers.
     pub controllers: Vec<String>,
-}
-
-/// The line that is written to `/dev/nvme-fabrics`. Pure; refuses what cannot be said (C-60: IPv6 unbracketed).
-pub fn connect_line(options: &ConnectOptions) -> Result<String, Error> {
-    let _ = options;
-    unimplemented!()
-}
-
-/// Parses the kernel's answer. Pure.
-pub fn parse_reply(reply: &str) -> Result<Connected, Error> {
-    let _ = reply;
-    unimplemented!()
-}
-
-/// Connects: one write, one read. Blocks until the controller is live or the kernel gives up.
-/// On `EXDEV` (an offline CPU: C-55) tries again with half the queues.
-pub fn connect(dev: &Path, options: &ConnectOptions) -> Result<Connected, Error> {
-    let _ = (dev, options);
-    unimplemented!()
-}
-
-/// One controller; `None` when it is gone (also when it goes while it is read).
-pub fn controller(sys: &Path, name: &str) -> Result<Option<Controller>, SysError> {
-    let _ = (sys, name);
-    unimplemented!()
-}
-
-/// Every controller. Grows with their number: start-up and repair only.
-pub fn controllers(sys: &Path) -> Result<Vec<Controller>, SysError> {
-    let _ = sys;
-    unimplemented!()
-}
-
-/// The namespace of the block device `block` (`nvme0n1`), `None` when it is gone.
-pub fn namespace(sys: &Path, block: &str) -> Result<Option<Namespace>, SysError> {
-    let _ = (sys, block);
-    unimplemented!()
-}
-
-/// Every usable namespace block device (heads where multipath is native). Start-up and repair only.
-pub fn namespaces(sys: &Path) -> Result<Vec<Namespace>, SysError> {
-    let _ = sys;
-    unimplemented!()
-}
-
-/// The subsystem of a namespace's block device, from `<sys>/block/<name>/device` (a subsystem for a
-/// multipath head, a controller otherwise); `None` for a device that is no NVMe namespace or is gone.
-pub fn subsystem_of(sys: &Path, block: &str) -> Result<Option<Subsystem>, SysError> {
-    let _ = (sys, block);
-    unimplemented!()
-}
-
-/// Asks a controller to look for namespaces again (`rescan_controller`).
-pub fn rescan(sys: &Path, controller: &str) -> Result<(), SysError> {
-    let _ = (sys, controller);
-    unimplemented!()
-}
-
-/// Deletes a controller (`delete_controller`): blocks until it is gone. Fine when it is gone already.
-pub fn delete(sys: &Path, controller: &str) -> Result<(), SysError> {
-    let _ = (sys, controller);
-    unimplemented!()
 }
