@@ -3,6 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use caps::{CapSet, Capability};
+
+use crate::mount;
+use crate::{attr, module};
+
 /// Something that keeps the driver from serving.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
@@ -35,17 +40,233 @@ impl Default for Roots {
     }
 }
 
-/// The consumer's checks: `nvme_tcp` present, native multipath on, `/dev/nvme-fabrics` openable,
-/// `/dev` is the kernel's devtmpfs (not a container's private tmpfs), `kubelet_dir` lies on a mount with shared propagation,
-/// the capability `CAP_SYS_ADMIN` is effective, `ext4`/`xfs` known to the kernel or loadable is *not* checked.
+/// The consumer's checks: module `nvme_tcp`, native multipath, `/dev/nvme-fabrics`, the kernel's own
+/// `/dev`, shared propagation of the kubelet directory, `CAP_SYS_ADMIN`.
 pub fn node(roots: &Roots, kubelet_dir: &Path) -> Vec<Finding> {
-    let _ = (roots, kubelet_dir);
-    unimplemented!()
+    let mut findings = Vec::new();
+    findings.extend(module_missing(roots, "nvme_tcp", "nvme-tcp"));
+    findings.extend(multipath_off(roots));
+    if !roots.dev.join("nvme-fabrics").exists() {
+        findings.push(finding(
+            "fabrics",
+            format!(
+                "{} does not exist",
+                roots.dev.join("nvme-fabrics").display()
+            ),
+            "run: modprobe nvme-fabrics; in a container, mount the host's /dev",
+        ));
+    }
+    findings.extend(private_dev(roots));
+    findings.extend(not_shared(roots, kubelet_dir));
+    findings.extend(no_admin());
+    findings
 }
 
-/// The storage side's checks: `nvmet`, `nvmet_tcp` and `zfs` present, configfs mounted with
-/// `nvmet` in it, `/dev/zfs` there, `CAP_SYS_ADMIN` effective.
+/// The storage side's checks: modules `zfs`, `nvmet` and `nvmet_tcp`, the target's configfs tree,
+/// `/dev/zfs`, the kernel's own `/dev`, `CAP_SYS_ADMIN`.
 pub fn agent(roots: &Roots) -> Vec<Finding> {
-    let _ = roots;
-    unimplemented!()
+    let mut findings = Vec::new();
+    for (name, spelling) in [
+        ("zfs", "zfs"),
+        ("nvmet", "nvmet"),
+        ("nvmet_tcp", "nvmet-tcp"),
+    ] {
+        findings.extend(module_missing(roots, name, spelling));
+    }
+    let tree = roots.sys.join("kernel/config/nvmet");
+    if !tree.is_dir() {
+        findings.push(finding(
+            "configfs",
+            format!("{} does not exist", tree.display()),
+            "run: mount -t configfs none /sys/kernel/config; modprobe nvmet",
+        ));
+    }
+    if !roots.dev.join("zfs").exists() {
+        findings.push(finding(
+            "dev.zfs",
+            format!("{} does not exist", roots.dev.join("zfs").display()),
+            "run: modprobe zfs; in a container, mount the host's /dev",
+        ));
+    }
+    findings.extend(private_dev(roots));
+    findings.extend(no_admin());
+    findings
+}
+
+fn finding(
+    check: impl Into<String>,
+    problem: impl Into<String>,
+    remedy: impl Into<String>,
+) -> Finding {
+    Finding {
+        check: check.into(),
+        problem: problem.into(),
+        remedy: remedy.into(),
+    }
+}
+
+fn module_missing(roots: &Roots, name: &str, spelling: &str) -> Option<Finding> {
+    (!module::is_present(&roots.sys, name)).then(|| {
+        finding(
+            format!("module.{name}"),
+            format!("the kernel module {spelling} is not loaded"),
+            format!("run: modprobe {spelling}; to have it at every boot: echo {spelling} > /etc/modules-load.d/{spelling}.conf"),
+        )
+    })
+}
+
+fn multipath_off(roots: &Roots) -> Option<Finding> {
+    let off = match module::parameter(&roots.sys, "nvme_core", "multipath") {
+        Ok(Some(value)) => value != "Y",
+        // Without the parameter the kernel has no native multipath; without the module, that is said already.
+        Ok(None) => module::is_present(&roots.sys, "nvme_core"),
+        Err(_) => true,
+    };
+    off.then(|| {
+        finding(
+            "multipath",
+            "native NVMe multipath is off: a lost connection would take the block device with it",
+            "boot with nvme_core.multipath=Y, on a kernel with CONFIG_NVME_MULTIPATH",
+        )
+    })
+}
+
+/// A container's own `/dev` never shows the devices that the kernel makes later.
+fn private_dev(roots: &Roots) -> Option<Finding> {
+    let remedy = "run on the host, or mount the host's /dev into the container (hostPath /dev)";
+    let table = match attr::read(&roots.proc.join("self/mountinfo")) {
+        Ok(text) => mount::parse(&text),
+        Err(error) => return Some(finding("dev.private", error.to_string(), "mount /proc")),
+    };
+    let found =
+        mount::entry_of(&table, &roots.dev).map_or("nothing", |entry| entry.fs_type.as_str());
+    (found != "devtmpfs").then(|| {
+        finding(
+            "dev.private",
+            format!(
+                "{} is {found}, not the kernel's devtmpfs: new block devices would never appear in it",
+                roots.dev.display()
+            ),
+            remedy,
+        )
+    })
+}
+
+fn not_shared(roots: &Roots, kubelet_dir: &Path) -> Option<Finding> {
+    let problem = match mount::is_shared(&roots.proc, kubelet_dir) {
+        Ok(true) => return None,
+        Ok(false) => format!(
+            "{} lies on a mount without shared propagation: what is mounted below it would stay unseen by the \
+             host and by every pod",
+            kubelet_dir.display()
+        ),
+        Err(error) => error.to_string(),
+    };
+    Some(finding(
+        "propagation",
+        problem,
+        format!(
+            "run: mount --make-rshared $(findmnt -n -o TARGET -T {}); in a pod, mountPropagation: Bidirectional",
+            kubelet_dir.display()
+        ),
+    ))
+}
+
+fn no_admin() -> Option<Finding> {
+    let has = caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false);
+    (!has).then(|| {
+        finding(
+            "capability",
+            "this process lacks CAP_SYS_ADMIN, without which nothing is mounted or connected",
+            "run as root, or privileged in a pod",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    struct Machine(tempfile::TempDir);
+
+    impl Machine {
+        fn new(dev_type: &str, kubelet: &str) -> Self {
+            let machine = Self(tempfile::tempdir().expect("a directory"));
+            let root = machine.0.path().canonicalize().expect("a path");
+            for dir in [
+                "sys/module/nvme_core/parameters",
+                "dev",
+                "proc/self",
+                "kubelet",
+            ] {
+                fs::create_dir_all(root.join(dir)).expect("mkdir");
+            }
+            fs::write(
+                root.join("sys/module/nvme_core/parameters/multipath"),
+                "Y\n",
+            )
+            .expect("write");
+            let root = root.display();
+            fs::write(
+                machine.0.path().join("proc/self/mountinfo"),
+                format!(
+                    "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
+                     2 1 0:5 / {root}/dev rw shared:2 - {dev_type} none rw\n\
+                     3 1 0:6 / {root}/kubelet rw {kubelet}- ext4 /dev/sda1 rw\n"
+                ),
+            )
+            .expect("write");
+            machine
+        }
+
+        fn with(self, path: &str) -> Self {
+            let path = self.0.path().join(path);
+            if path.starts_with(self.0.path().join("dev")) {
+                fs::write(path, "").expect("write");
+            } else {
+                fs::create_dir_all(path).expect("mkdir");
+            }
+            self
+        }
+
+        /// What is found, but for the capability, which is the test runner's own.
+        fn node(&self) -> Vec<String> {
+            let root = self.0.path().canonicalize().expect("a path");
+            let roots = Roots {
+                sys: root.join("sys"),
+                dev: root.join("dev"),
+                proc: root.join("proc"),
+            };
+            node(&roots, &root.join("kubelet"))
+                .into_iter()
+                .map(|f| f.check)
+                .filter(|check| check != "capability")
+                .collect()
+        }
+    }
+
+    #[test]
+    fn a_fit_machine_has_no_findings() {
+        let machine = Machine::new("devtmpfs", "shared:3 ")
+            .with("sys/module/nvme_tcp")
+            .with("dev/nvme-fabrics");
+        assert_eq!(machine.node(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn rule_13_each_fault_is_found_by_its_name() {
+        let fit = |dev, kubelet| {
+            Machine::new(dev, kubelet)
+                .with("sys/module/nvme_tcp")
+                .with("dev/nvme-fabrics")
+        };
+        assert_eq!(fit("tmpfs", "shared:3 ").node(), ["dev.private"]);
+        assert_eq!(fit("devtmpfs", "").node(), ["propagation"]);
+        assert_eq!(
+            Machine::new("devtmpfs", "shared:3 ").node(),
+            ["module.nvme_tcp", "fabrics"]
+        );
+    }
 }
