@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use caps::{CapSet, Capability};
 
-use crate::mount;
-use crate::{attr, module};
+use crate::{module, mount};
 
 /// Something that keeps the driver from serving.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,23 +132,18 @@ fn multipath_off(roots: &Roots) -> Option<Finding> {
 
 /// A container's own `/dev` never shows the devices that the kernel makes later.
 fn private_dev(roots: &Roots) -> Option<Finding> {
-    let remedy = "run on the host, or mount the host's /dev into the container (hostPath /dev)";
-    let table = match attr::read(&roots.proc.join("self/mountinfo")) {
-        Ok(text) => mount::parse(&text),
-        Err(error) => return Some(finding("dev.private", error.to_string(), "mount /proc")),
-    };
-    let found =
-        mount::entry_of(&table, &roots.dev).map_or("nothing", |entry| entry.fs_type.as_str());
-    (found != "devtmpfs").then(|| {
-        finding(
-            "dev.private",
+    let (problem, remedy) = match mount::fs_type(&roots.proc, &roots.dev) {
+        Ok(found) if found == "devtmpfs" => return None,
+        Ok(found) => (
             format!(
-                "{} is {found}, not the kernel's devtmpfs: new block devices would never appear in it",
+                "{} is on {found}, not the kernel's devtmpfs: new block devices would never appear in it",
                 roots.dev.display()
             ),
-            remedy,
-        )
-    })
+            "run on the host, or mount the host's /dev into the container (hostPath /dev)",
+        ),
+        Err(error) => (error.to_string(), "mount /proc and the host's /dev"),
+    };
+    Some(finding("dev.private", problem, remedy))
 }
 
 fn not_shared(roots: &Roots, kubelet_dir: &Path) -> Option<Finding> {
@@ -189,7 +183,14 @@ mod tests {
 
     use super::*;
 
+    /// A machine on one mount, which is both `/dev` and the kubelet directory.
     struct Machine(tempfile::TempDir);
+
+    fn mount_id(path: &Path) -> u64 {
+        use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+        let seen = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).expect("statx");
+        seen.stx_mnt_id
+    }
 
     impl Machine {
         fn new(dev_type: &str, kubelet: &str) -> Self {
@@ -208,16 +209,9 @@ mod tests {
                 "Y\n",
             )
             .expect("write");
-            let root = root.display();
-            fs::write(
-                machine.0.path().join("proc/self/mountinfo"),
-                format!(
-                    "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
-                     2 1 0:5 / {root}/dev rw shared:2 - {dev_type} none rw\n\
-                     3 1 0:6 / {root}/kubelet rw {kubelet}- ext4 /dev/sda1 rw\n"
-                ),
-            )
-            .expect("write");
+            let id = mount_id(&root);
+            let table = format!("{id} 0 8:1 / / rw {kubelet}- {dev_type} none rw\n");
+            fs::write(root.join("proc/self/mountinfo"), table).expect("write");
             machine
         }
 

@@ -1,65 +1,137 @@
-//! Mounting a filesystem, and binding what is mounted somewhere else.
+//! Making mounts: filesystems and binds.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 
+use nix::errno::Errno;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, openat, statx};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_path, fsconfig_set_string, fsmount, fsopen, move_mount,
-    open_tree,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
-use super::paths::{component, failed, shown};
-use super::{Access, FsMount, ffi};
+use super::{Access, FsMount, entry, errno_of, failed_at, ffi, full_path};
 use crate::error::SysError;
+
+/// What an option of the caller is.
+#[derive(Debug, PartialEq, Eq)]
+enum Setting<'a> {
+    /// An attribute of the mount.
+    Attribute(MountAttrFlags),
+    /// `fsconfig(FSCONFIG_SET_FLAG)`.
+    Flag(&'a str),
+    /// `fsconfig(FSCONFIG_SET_STRING)`.
+    Text(&'a str, &'a str),
+    /// Something for `mount(8)` alone.
+    Nothing,
+}
+
+fn setting(option: &str) -> Result<Setting<'_>, &'static str> {
+    Ok(match option {
+        "noatime" => Setting::Attribute(MountAttrFlags::MOUNT_ATTR_NOATIME),
+        "nodiratime" => Setting::Attribute(MountAttrFlags::MOUNT_ATTR_NODIRATIME),
+        "relatime" => Setting::Attribute(MountAttrFlags::MOUNT_ATTR_RELATIME),
+        "strictatime" => Setting::Attribute(MountAttrFlags::MOUNT_ATTR_STRICTATIME),
+        "nosuid" => Setting::Attribute(MountAttrFlags::MOUNT_ATTR_NOSUID),
+        "nodev" => Setting::Attribute(MountAttrFlags::MOUNT_ATTR_NODEV),
+        "noexec" => Setting::Attribute(MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        "nosymfollow" => Setting::Attribute(MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW),
+        "defaults" | "_netdev" | "nofail" => Setting::Nothing,
+        "" => return Err("it is empty"),
+        "ro" | "rw" => return Err("whether writes are allowed is not an option here"),
+        _ => match option.split_once('=') {
+            None => Setting::Flag(option),
+            Some(("", _)) => return Err("it has no name"),
+            Some(("source", _)) => return Err("the device is not an option here"),
+            Some((key, value)) => Setting::Text(key, unquoted(key, value)),
+        },
+    })
+}
+
+/// SELinux contexts come quoted, for the sake of the commas in them; `fsconfig` takes no quotes.
+fn unquoted<'a>(key: &str, value: &'a str) -> &'a str {
+    let inner = value.strip_prefix('"').and_then(|v| v.strip_suffix('"'));
+    inner.filter(|_| key.ends_with("context")).unwrap_or(value)
+}
 
 /// Mounts a filesystem on the directory `name` in `parent`. The kernel's own sentences, read from
 /// the fs context after a failure, are in the error's detail.
+///
+/// `EINVAL` for an option that the filesystem does not know or a superblock that it does not like;
+/// `EBUSY` when the device is mounted elsewhere with the other access or held by somebody.
 pub fn mount_at(mount: &FsMount<'_>, parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysError> {
-    component(parent, name)?;
-    let context = fsopen(mount.fs_type, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|e| {
-        failed("fsopen", mount.fs_type, e)
-            .with_detail(format!("is the module {} there?", mount.fs_type))
-    })?;
-    let configured = |call, subject: &str, outcome: rustix::io::Result<()>| {
-        outcome.map_err(|e| failed(call, subject, e).with_detail(sentences(&context)))
+    entry("move_mount", name)?;
+    let subject = || {
+        let at = full_path(parent, name);
+        format!(
+            "{} of {} on {}",
+            mount.fs_type,
+            mount.source.display(),
+            at.display()
+        )
     };
-    let source = mount.source.display().to_string();
-    configured(
-        "fsconfig source",
-        &source,
-        set_source(context.as_fd(), mount.source),
-    )?;
     let mut attributes = MountAttrFlags::empty();
+    let mut settings = Vec::with_capacity(mount.options.len());
+    for option in mount.options {
+        match setting(option) {
+            Ok(Setting::Attribute(attribute)) => attributes |= attribute,
+            Ok(setting) => settings.push((option, setting)),
+            Err(why) => {
+                return Err(SysError::new("fsconfig", subject(), Errno::EINVAL)
+                    .with_detail(format!("option {option:?}: {why}")));
+            }
+        }
+    }
     if mount.access == Access::ReadOnly {
         attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY;
-        configured(
-            "fsconfig ro",
-            &source,
-            fsconfig_set_flag(context.as_fd(), "ro"),
-        )?;
     }
-    for option in mount.options {
-        if let Some(attribute) = attribute_of(option) {
-            attributes |= attribute;
-            continue;
+
+    let context = fsopen(mount.fs_type, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| {
+        let error = SysError::new("fsopen", subject(), errno_of(errno));
+        match error.errno {
+            Errno::ENODEV => error.with_detail(format!(
+                "the kernel does not know this filesystem: modprobe {}",
+                mount.fs_type
+            )),
+            _ => error,
         }
-        let outcome = match option.split_once('=') {
-            Some((key, value)) => fsconfig_set_string(context.as_fd(), key, value),
-            None => fsconfig_set_flag(context.as_fd(), option.as_str()),
+    })?;
+    let failed = |call, about: &str, errno| {
+        let words = log_of(&context);
+        let detail = match (about.is_empty(), words.is_empty()) {
+            (_, true) if call == "fsconfig(create)" => {
+                "the kernel log has the reason: dmesg | tail".to_owned()
+            }
+            (true, _) => words,
+            (false, true) => about.to_owned(),
+            (false, false) => format!("{about}: {words}"),
         };
-        configured("fsconfig", option, outcome)?;
+        SysError::new(call, subject(), errno_of(errno)).with_detail(detail)
+    };
+    fsconfig_set_string(context.as_fd(), "source", mount.source)
+        .map_err(|e| failed("fsconfig", "source", e))?;
+    if mount.access == Access::ReadOnly {
+        fsconfig_set_flag(context.as_fd(), "ro").map_err(|e| failed("fsconfig", "ro", e))?;
     }
-    configured("fsconfig create", &source, fsconfig_create(context.as_fd()))?;
-    let detached = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
-        .map_err(|e| failed("fsmount", &source, e).with_detail(sentences(&context)))?;
-    attach(&detached, parent, name)
+    for (option, setting) in settings {
+        match setting {
+            Setting::Flag(key) => fsconfig_set_flag(context.as_fd(), key),
+            Setting::Text(key, value) => fsconfig_set_string(context.as_fd(), key, value),
+            Setting::Attribute(_) | Setting::Nothing => Ok(()),
+        }
+        .map_err(|e| failed("fsconfig", &format!("option {option:?}"), e))?;
+    }
+    fsconfig_create(context.as_fd()).map_err(|e| failed("fsconfig(create)", "", e))?;
+    let tree = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+        .map_err(|e| failed("fsmount", "", e))?;
+    attach(&tree, parent, name)
 }
 
 /// Binds what is mounted on `source_name` in `source_parent` onto the directory `name` in `parent`:
-/// `open_tree(OPEN_TREE_CLONE)`, `mount_setattr` for a read-only bind, `move_mount`. A read-only bind
-/// is never visible as a writable one, not for a moment.
+/// `open_tree(OPEN_TREE_CLONE)`, `mount_setattr` where `access` asks for it, `move_mount`. `EINVAL` when
+/// nothing is mounted there: a pod never gets the directory below in place of its volume (C-100).
+/// A read-only bind is never visible as a writable one, not for a moment; a writable bind of a
+/// read-only mount is read-only.
 pub fn bind_at(
     source_parent: BorrowedFd<'_>,
     source_name: &OsStr,
@@ -67,70 +139,106 @@ pub fn bind_at(
     name: &OsStr,
     access: Access,
 ) -> Result<(), SysError> {
-    component(source_parent, source_name)?;
-    component(parent, name)?;
+    entry("open_tree", source_name)?;
+    entry("move_mount", name)?;
+    let failed = |call, errno| failed_at(call, source_parent, source_name, errno);
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let source = openat(source_parent, source_name, flags, Mode::empty())
+        .map_err(|e| failed("openat", e))?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let seen = statx(&source, "", flags, StatxFlags::empty()).map_err(|e| failed("statx", e))?;
+    if !seen.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        return Err(
+            failed("open_tree", rustix::io::Errno::INVAL).with_detail("nothing is mounted here")
+        );
+    }
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
-    let clone = open_tree(source_parent, source_name, flags)
-        .map_err(|e| failed("open_tree", shown(source_parent, source_name), e))?;
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = open_tree(&source, "", flags).map_err(|e| failed("open_tree", e))?;
     if access == Access::ReadOnly {
-        ffi::set_read_only(clone.as_fd()).map_err(|errno| {
-            SysError::new("mount_setattr", shown(source_parent, source_name), errno)
+        ffi::set_read_only(tree.as_fd()).map_err(|errno| {
+            failed(
+                "mount_setattr",
+                rustix::io::Errno::from_raw_os_error(errno as i32),
+            )
         })?;
     }
-    attach(&clone, parent, name)
+    attach(&tree, parent, name)
 }
 
-fn attach(detached: &OwnedFd, parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysError> {
-    // Without MOVE_MOUNT_T_SYMLINKS a link at the target is not followed.
+/// The one call that makes a mount visible. The last component is not followed when it is a link.
+fn attach(tree: &OwnedFd, parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysError> {
     move_mount(
-        detached,
+        tree,
         "",
         parent,
         name,
         MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
     )
-    .map_err(|e| failed("move_mount", shown(parent, name), e))
+    .map_err(|errno| failed_at("move_mount", parent, name, errno))
 }
 
-fn set_source(context: BorrowedFd<'_>, source: &Path) -> rustix::io::Result<()> {
-    fsconfig_set_string(context, "source", source).or_else(|e| match e {
-        // A few filesystems take their source as a path only.
-        rustix::io::Errno::INVAL => fsconfig_set_path(context, "source", source, rustix::fs::CWD),
-        other => Err(other),
-    })
-}
-
-/// The generic options, which are the mount's and not the filesystem's.
-fn attribute_of(option: &str) -> Option<MountAttrFlags> {
-    Some(match option {
-        "noatime" => MountAttrFlags::MOUNT_ATTR_NOATIME,
-        "strictatime" => MountAttrFlags::MOUNT_ATTR_STRICTATIME,
-        "relatime" => MountAttrFlags::MOUNT_ATTR_RELATIME,
-        "nodiratime" => MountAttrFlags::MOUNT_ATTR_NODIRATIME,
-        "nosuid" => MountAttrFlags::MOUNT_ATTR_NOSUID,
-        "nodev" => MountAttrFlags::MOUNT_ATTR_NODEV,
-        "noexec" => MountAttrFlags::MOUNT_ATTR_NOEXEC,
-        "nosymfollow" => MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW,
-        _ => return None,
-    })
-}
-
-/// What the kernel has to say of an fs context: one message a read (`fscontext_read`), until there
-/// is none (`ENODATA`).
-fn sentences(context: &OwnedFd) -> String {
-    let mut said = Vec::new();
-    let mut buffer = [0_u8; 1024];
-    while let Ok(length) = rustix::io::read(context, &mut buffer) {
-        if length == 0 {
+/// What the kernel had to say about a failed fs context: one message a read, each with a letter and
+/// a space before it (`e ext4: Unknown parameter 'x'`), `ENODATA` after the last.
+fn log_of(context: &OwnedFd) -> String {
+    let mut words = String::new();
+    let mut message = [0; 1024];
+    while let Ok(length) = rustix::io::read(context, &mut message) {
+        let text = String::from_utf8_lossy(&message[..length]);
+        let text = text.trim();
+        if text.is_empty() {
             break;
         }
-        said.push(
-            String::from_utf8_lossy(&buffer[..length])
-                .trim_end()
-                .to_owned(),
+        if !words.is_empty() {
+            words.push_str("; ");
+        }
+        words.push_str(text.split_once(' ').map_or(text, |(_, sentence)| sentence));
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_is_an_attribute_a_flag_or_a_string() {
+        for (option, expected) in [
+            (
+                "noatime",
+                Setting::Attribute(MountAttrFlags::MOUNT_ATTR_NOATIME),
+            ),
+            (
+                "nosuid",
+                Setting::Attribute(MountAttrFlags::MOUNT_ATTR_NOSUID),
+            ),
+            ("nouuid", Setting::Flag("nouuid")),
+            ("logbsize=64k", Setting::Text("logbsize", "64k")),
+            ("data=a=b,c", Setting::Text("data", "a=b,c")),
+            ("_netdev", Setting::Nothing),
+        ] {
+            assert_eq!(setting(option), Ok(expected), "{option}");
+        }
+    }
+
+    #[test]
+    fn a_selinux_context_loses_its_quotes_and_keeps_its_commas() {
+        let context = "system_u:object_r:container_file_t:s0:c1,c2";
+        assert_eq!(
+            setting(&format!("context=\"{context}\"")),
+            Ok(Setting::Text("context", context))
+        );
+        assert_eq!(
+            setting("usrjquota=\"x\""),
+            Ok(Setting::Text("usrjquota", "\"x\""))
         );
     }
-    said.join("; ")
+
+    #[test]
+    fn rule_05_no_option_says_whether_writes_are_allowed() {
+        for option in ["ro", "rw", "", "=x", "source=/dev/sda"] {
+            assert!(setting(option).is_err(), "{option:?}");
+        }
+    }
 }

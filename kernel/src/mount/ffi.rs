@@ -1,50 +1,46 @@
-//! `mount_setattr(2)`: the one call that rustix does not wrap.
+//! `mount_setattr(2)`, which rustix does not have.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::error::Errno;
+use nix::errno::Errno;
+use nix::libc::{AT_EMPTY_PATH, MOUNT_ATTR_RDONLY, SYS_mount_setattr, mount_attr, syscall};
 
-/// `struct mount_attr` (`include/uapi/linux/mount.h`, `MOUNT_ATTR_SIZE_VER0`).
-#[repr(C)]
-#[derive(Debug, Default)]
-struct MountAttr {
-    attr_set: u64,
-    attr_clr: u64,
-    propagation: u64,
-    userns_fd: u64,
-}
-
-/// Makes a detached mount read-only.
+/// Makes the mount that `mount` refers to read-only.
 pub(super) fn set_read_only(mount: BorrowedFd<'_>) -> Result<(), Errno> {
-    let attributes = MountAttr {
-        attr_set: libc::MOUNT_ATTR_RDONLY,
-        ..MountAttr::default()
+    let attributes = mount_attr {
+        attr_set: MOUNT_ATTR_RDONLY,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: 0,
     };
-    // SAFETY: the path is a NUL-terminated empty string, `attributes` is a live `struct mount_attr` of the
-    // size that is passed, and the kernel reads both and keeps neither (mount_setattr(2)).
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
+    // SAFETY: the path is a C string, and the kernel reads as many bytes of the struct as it is told.
+    let code = unsafe {
+        syscall(
+            SYS_mount_setattr,
             mount.as_raw_fd(),
             c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
+            AT_EMPTY_PATH,
             &raw const attributes,
-            size_of::<MountAttr>(),
+            size_of::<mount_attr>(),
         )
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(Errno::last())
-    }
+    Errno::result(code).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
     use super::*;
 
     #[test]
-    fn the_structure_has_the_size_of_its_first_version() {
-        assert_eq!(size_of::<MountAttr>(), 32);
+    fn the_struct_is_that_of_the_header() {
+        // linux/mount.h: MOUNT_ATTR_SIZE_VER0 is 32, four fields of 64 bits.
+        assert_eq!(size_of::<mount_attr>(), 32);
+        assert_eq!(offset_of!(mount_attr, attr_clr), 8);
+        assert_eq!(offset_of!(mount_attr, propagation), 16);
+        assert_eq!(offset_of!(mount_attr, userns_fd), 24);
+        assert_eq!(MOUNT_ATTR_RDONLY, 1);
+        assert_eq!(SYS_mount_setattr, 442);
     }
 }

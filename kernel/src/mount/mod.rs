@@ -1,24 +1,31 @@
 //! Mounts by the new mount API (`fsopen(2)`, `fsmount(2)`, `move_mount(2)`, `open_tree(2)`,
 //! `mount_setattr(2)`), paths by `openat2(2)`, mount points by `statx(2)`.
 //!
-//! Minimum kernel: 5.12 (`mount_setattr`). Needs `CAP_SYS_ADMIN`. Whatever is mounted or unmounted is
-//! named by an open parent directory and one component, so that nothing can be swapped on the way
-//! (design rule 12).
+//! Minimum kernel: 5.12 (`mount_setattr`). Needs `CAP_SYS_ADMIN`, and `/proc` for unmounts: there is
+//! no `umount2` that takes a directory's descriptor.
+//!
+//! A mount is made on a detached tree and becomes visible, with all its attributes, in the one call of
+//! `move_mount`: a crash before it leaves nothing.
 
 mod attach;
+mod detach;
 mod ffi;
+mod info;
 mod paths;
-mod table;
-mod unmount;
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
 
 use crate::block::DevId;
+use crate::error::SysError;
 
 pub use attach::{bind_at, mount_at};
+pub use detach::unmount_at;
+pub use info::{fs_type, is_shared};
 pub use paths::{access_at, make_dir, open_base, open_dir_beneath, remove_dir, state_at};
-pub use table::{MountEntry, entry_of, is_shared, parse};
-pub use unmount::unmount_at;
 
 /// Whether writes are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,8 +47,9 @@ pub struct FsMount<'a> {
     pub access: Access,
     /// The caller's options, one each, never joined: `noatime`, `nosuid`, `context=…`, `nouuid`.
     /// The generic ones (`noatime`, `nodiratime`, `relatime`, `strictatime`, `nosuid`, `nodev`, `noexec`,
-    /// `nosymfollow`) become mount attributes; every other goes to `fsconfig` as a flag or, with
-    /// a `=`, as a string.
+    /// `nosymfollow`) become mount attributes; every other goes to `fsconfig` as a flag or, with a `=`, as a
+    /// string. Those that only mean something to `mount(8)` (`defaults`, `_netdev`, `nofail`) are
+    /// skipped; `ro` and `rw` are refused: `access` says it.
     pub options: &'a [String],
 }
 
@@ -66,4 +74,38 @@ pub enum Unmounted {
     /// The unmount did not come back by the deadline: the mount was detached lazily, the filesystem
     /// is still alive in the kernel until its device answers.
     DetachedStillBusy,
+}
+
+/// Refuses what is more than the name of an entry (rule 12).
+fn entry(call: &'static str, name: &OsStr) -> Result<(), SysError> {
+    let bytes = name.as_encoded_bytes();
+    if bytes.is_empty()
+        || bytes == b"."
+        || bytes == b".."
+        || bytes.contains(&b'/')
+        || bytes.contains(&0)
+    {
+        return Err(SysError::new(call, format!("{name:?}"), Errno::EINVAL)
+            .with_detail("one name is expected, without / and not . or .."));
+    }
+    Ok(())
+}
+
+/// The path of `name` in `parent`, for people: a directory held open has a name only in `/proc`.
+fn full_path(parent: BorrowedFd<'_>, name: &OsStr) -> PathBuf {
+    let link = info::descriptor_path(parent);
+    std::fs::read_link(&link).unwrap_or(link).join(name)
+}
+
+fn failed_at(
+    call: &'static str,
+    parent: BorrowedFd<'_>,
+    name: &OsStr,
+    errno: rustix::io::Errno,
+) -> SysError {
+    SysError::new(call, full_path(parent, name).display(), errno_of(errno))
+}
+
+fn errno_of(errno: rustix::io::Errno) -> Errno {
+    Errno::from_raw(errno.raw_os_error())
 }

@@ -1,139 +1,131 @@
-//! Directories below a directory, and what is at a name.
+//! Directories and entries, each by its parent's descriptor and one name.
 
 use std::ffi::OsStr;
-use std::fmt::Display;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, Mode, OFlags, ResolveFlags, StatVfsMountFlags, StatxAttributes, StatxFlags, fstatvfs,
-    mkdirat, openat, openat2, statx, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, StatxAttributes,
+    StatxFlags, fstatvfs, mkdirat, open, openat, openat2, statx, unlinkat,
 };
+use rustix::io::Errno;
 
-use super::{Access, PathState};
+use super::{Access, PathState, entry, errno_of, failed_at, info};
 use crate::block::DevId;
-use crate::error::{Errno, SysError};
+use crate::error::SysError;
+
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// Opens the directory `path` below the directory `base` (`openat2` with `RESOLVE_BENEATH |
-/// RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS`). `path` is relative.
+/// RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS`, `O_PATH | O_DIRECTORY | O_CLOEXEC`). `path` is relative.
+///
+/// `ELOOP` for a link on the way, `EXDEV` for a way out, `ENOENT`, `ENOTDIR`.
 pub fn open_dir_beneath(base: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, SysError> {
-    openat2(
-        base,
-        path,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS,
-    )
-    .map_err(|e| failed("openat2", path.display(), e))
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    loop {
+        match openat2(base, path, DIRECTORY, Mode::empty(), resolve) {
+            // A rename elsewhere at this very moment: openat2(2) says to try again.
+            Err(Errno::AGAIN) => {}
+            outcome => return outcome.map_err(|e| failed_at("openat2", base, path.as_os_str(), e)),
+        }
+    }
 }
 
 /// Opens a directory by its absolute path, with links followed: for the configured base directory.
 pub fn open_base(path: &Path) -> Result<OwnedFd, SysError> {
-    rustix::fs::open(
-        path,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map_err(|e| failed("open", path.display(), e))
+    let failed = |errno| SysError::new("open", path.display(), errno_of(errno));
+    if !path.is_absolute() {
+        return Err(failed(Errno::INVAL).with_detail("the path must be absolute"));
+    }
+    open(path, DIRECTORY, Mode::empty()).map_err(failed)
 }
 
 /// Makes the directory `name` in `parent` (mode 0750) unless it is there; never through a link.
+/// `ENOTDIR` when something else is there.
 pub fn make_dir(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysError> {
-    component(parent, name)?;
-    match mkdirat(parent, name, Mode::RWXU | Mode::RGRP | Mode::XGRP) {
+    entry("mkdirat", name)?;
+    match mkdirat(parent, name, Mode::from_raw_mode(0o750)) {
         Ok(()) => Ok(()),
-        Err(rustix::io::Errno::EXIST) => match state_at(parent, name)? {
+        Err(Errno::EXIST) => match state_at(parent, name)? {
             Some(state) if state.is_dir => Ok(()),
-            _ => Err(SysError::new(
-                "mkdirat",
-                shown(parent, name),
-                Errno::ENOTDIR,
-            )),
+            Some(_) => Err(failed_at("mkdirat", parent, name, Errno::NOTDIR)),
+            None => Err(failed_at("mkdirat", parent, name, Errno::EXIST)),
         },
-        Err(e) => Err(failed("mkdirat", shown(parent, name), e)),
+        Err(errno) => Err(failed_at("mkdirat", parent, name, errno)),
     }
 }
 
-/// Removes the empty directory `name` from `parent`; fine when it is gone already.
+/// Removes the empty directory `name` from `parent`; fine when it is gone already. `EBUSY` when
+/// something is mounted on it in this mount namespace, `ENOTEMPTY`, `ENOTDIR`.
 pub fn remove_dir(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysError> {
-    component(parent, name)?;
+    entry("unlinkat", name)?;
     match unlinkat(parent, name, AtFlags::REMOVEDIR) {
-        Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
-        Err(e) => Err(failed("unlinkat", shown(parent, name), e)),
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(failed_at("unlinkat", parent, name, errno)),
     }
 }
 
-/// What `name` in `parent` is (`statx`, `AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT |
-/// AT_STATX_DONT_SYNC`); `None` when there is no such entry.
+/// What `name` in `parent` is (`statx`, `AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC`);
+/// `None` when there is no such entry.
+///
+/// A filesystem that has lost its device answers `statx` with an error, XFS for one; it is mounted all
+/// the same (C-47), and is then told by the mount IDs and `/proc/self/mountinfo`.
 pub fn state_at(parent: BorrowedFd<'_>, name: &OsStr) -> Result<Option<PathState>, SysError> {
-    component(parent, name)?;
+    entry("statx", name)?;
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    let found = match statx(parent, name, flags, StatxFlags::TYPE) {
-        Ok(found) => found,
-        Err(rustix::io::Errno::NOENT) => return Ok(None),
-        Err(e) => return Err(failed("statx", shown(parent, name), e)),
-    };
-    if !found
-        .stx_attributes_mask
-        .contains(StatxAttributes::MOUNT_ROOT)
-    {
-        return Err(
-            SysError::new("statx", shown(parent, name), Errno::EOPNOTSUPP).with_detail(
-                "the kernel does not tell mount points (STATX_ATTR_MOUNT_ROOT, Linux 5.8)",
-            ),
-        );
+    match statx(parent, name, flags, StatxFlags::TYPE) {
+        Ok(seen) => Ok(Some(PathState {
+            is_mount_root: seen.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+            dev: DevId {
+                major: seen.stx_dev_major,
+                minor: seen.stx_dev_minor,
+            },
+            is_dir: FileType::from_raw_mode(seen.stx_mode.into()) == FileType::Directory,
+        })),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => state_of_dead(parent, name)
+            .ok_or_else(|| failed_at("statx", parent, name, errno))
+            .map(Some),
     }
-    Ok(Some(PathState {
-        is_mount_root: found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
-        dev: DevId {
-            major: found.stx_dev_major,
-            minor: found.stx_dev_minor,
-        },
-        is_dir: rustix::fs::FileType::from_raw_mode(found.stx_mode.into()).is_dir(),
-    }))
+}
+
+/// What is mounted at `name`, without asking the filesystem; `None` for what is no mount.
+fn state_of_dead(parent: BorrowedFd<'_>, name: &OsStr) -> Option<PathState> {
+    let found = open_entry(parent, name).ok()?;
+    let id = info::mount_id(&found)?;
+    if info::mount_id(&parent)? == id {
+        return None;
+    }
+    Some(PathState {
+        is_mount_root: true,
+        dev: info::device(id)?,
+        // Files are bound from devtmpfs, which does not lose its device.
+        is_dir: true,
+    })
+}
+
+/// Opens an entry, whatever it is, without following a link and without touching its filesystem.
+pub(super) fn open_entry(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(parent, name, flags, Mode::empty())
 }
 
 /// Whether the mount on `name` in `parent` allows writes (`fstatvfs`, `ST_RDONLY`).
 pub fn access_at(parent: BorrowedFd<'_>, name: &OsStr) -> Result<Access, SysError> {
-    component(parent, name)?;
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let at = openat(parent, name, flags, Mode::empty())
-        .map_err(|e| failed("openat", shown(parent, name), e))?;
-    let found = fstatvfs(&at).map_err(|e| failed("fstatvfs", shown(parent, name), e))?;
-    Ok(if found.f_flag.contains(StatVfsMountFlags::RDONLY) {
+    entry("fstatvfs", name)?;
+    let found = open_entry(parent, name).map_err(|e| failed_at("openat", parent, name, e))?;
+    let seen = fstatvfs(&found).map_err(|e| failed_at("fstatvfs", parent, name, e))?;
+    Ok(if seen.f_flag.contains(StatVfsMountFlags::RDONLY) {
         Access::ReadOnly
     } else {
         Access::ReadWrite
     })
 }
 
-/// Refuses what is not one component of a path.
-pub(super) fn component(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysError> {
-    let bytes = name.as_bytes();
-    if bytes.is_empty()
-        || bytes == b"."
-        || bytes == b".."
-        || bytes.contains(&b'/')
-        || bytes.contains(&0)
-    {
-        return Err(SysError::new("openat", shown(parent, name), Errno::EINVAL)
-            .with_detail(format!("{name:?} is not one component of a path")));
-    }
-    Ok(())
-}
-
-/// The whole path, for messages: the parent's as the kernel knows it now.
-pub(super) fn shown(parent: BorrowedFd<'_>, name: &OsStr) -> String {
-    let link = format!("/proc/self/fd/{}", parent.as_raw_fd());
-    let parent = std::fs::read_link(&link).unwrap_or_else(|_| link.into());
-    parent.join(name).display().to_string()
-}
-
-pub(super) fn failed(
-    call: &'static str,
-    subject: impl Display,
-    error: rustix::io::Errno,
-) -> SysError {
-    SysError::new(call, subject, Errno::from_raw(error.raw_os_error()))
+/// The ID of the mount that a path lies on (`STATX_MNT_ID`).
+pub(super) fn mount_id_of(path: &Path) -> Result<u64, SysError> {
+    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let seen = statx(CWD, path, flags, StatxFlags::MNT_ID)
+        .map_err(|errno| SysError::new("statx", path.display(), errno_of(errno)))?;
+    Ok(seen.stx_mnt_id)
 }
