@@ -39,7 +39,6 @@ pub(super) enum Durable {
 pub(super) struct Files {
     volumes: PathBuf,
     locks: PathBuf,
-    handle: File,
     to_sync: mpsc::Sender<String>,
 }
 
@@ -58,12 +57,10 @@ impl Files {
                 .create(dir)
                 .map_err(|e| failed("mkdir", dir, e))?;
         }
-        let handle = File::open(&volumes).map_err(|e| failed("open", &volumes, e))?;
         let (to_sync, receiver) = mpsc::channel();
         let files = Self {
             volumes,
             locks,
-            handle,
             to_sync,
         };
         files.recover()?;
@@ -221,9 +218,10 @@ impl Files {
         Ok(found)
     }
 
+    /// Opens the directory each time: a descriptor kept open would hide its removal from inotify.
     fn sync_directory(&self) -> Result<(), Error> {
-        self.handle
-            .sync_all()
+        File::open(&self.volumes)
+            .and_then(|dir| dir.sync_all())
             .map_err(|e| failed("fsync", &self.volumes, e))
     }
 

@@ -43,7 +43,8 @@ impl Watching {
         let dir = files.volumes().to_owned();
         let fd = inotify::init(CreateFlags::CLOEXEC)
             .map_err(|e| failed("inotify_init1", &dir, e.into()))?;
-        let flags = WatchFlags::MOVED_TO | WatchFlags::DELETE | WatchFlags::ONLYDIR;
+        let flags =
+            WatchFlags::MOVED_TO | WatchFlags::DELETE | WatchFlags::MOVE_SELF | WatchFlags::ONLYDIR;
         let descriptor = inotify::add_watch(&fd, &dir, flags)
             .map_err(|e| failed("inotify_add_watch", &dir, e.into()))?;
         let fd = Arc::new(fd);
@@ -105,7 +106,10 @@ fn follow(fd: &OwnedFd, files: &Files, watchers: &Watchers, told: &mut Told) {
                 return;
             }
         };
-        if event.events().contains(ReadFlags::IGNORED) {
+        if event
+            .events()
+            .intersects(ReadFlags::IGNORED | ReadFlags::MOVE_SELF)
+        {
             return;
         }
         if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {

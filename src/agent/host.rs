@@ -1,0 +1,313 @@
+//! The real kernel behind [`Host`].
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use zvolt_kernel::nvmet::{NamespaceSpec, ObservedSubsystem, PortSpec, Target};
+use zvolt_kernel::zfs::{self, Pool, Zfs, ZvolSpec};
+
+use super::format;
+use super::observe::{Dataset, Failure, Host, Storage};
+use super::plan::NSID;
+use super::steps::{Act, Backing};
+use super::zvols::{self, Zvols};
+use crate::model::names;
+use crate::model::volume::reason;
+
+/// How long a new zvol's device may take (C-5: a busy pool takes its time, and the next try waits again).
+const APPEAR: Duration = Duration::from_secs(20);
+
+/// ZFS, nvmet and the block devices of this host.
+#[derive(Debug)]
+pub struct KernelHost {
+    zfs: Zfs,
+    target: Target,
+    zvols: Arc<Zvols>,
+    ports: Vec<PortSpec>,
+    /// Held while entries below `hosts/` come and go: one volume's last host may be another's new one.
+    hosts: Mutex<()>,
+    /// Pools by name whose containers exist, with the GUID that the pool had.
+    containers: Mutex<HashMap<String, u64>>,
+}
+
+impl KernelHost {
+    /// Loads ZFS and listens for uevents.
+    pub fn new(
+        sys: &Path,
+        dev: &Path,
+        nvmet: &Path,
+        ports: Vec<PortSpec>,
+    ) -> Result<Self, Failure> {
+        Ok(Self {
+            zvols: Zvols::start(sys, dev).map_err(Failure::kernel)?,
+            zfs: Zfs::load().map_err(Failure::kernel)?,
+            target: Target::at(nvmet),
+            ports,
+            hosts: Mutex::new(()),
+            containers: Mutex::default(),
+        })
+    }
+
+    /// The ports for these portals, numbered from `base`.
+    pub fn ports(portals: &[SocketAddr], base: u16) -> Vec<PortSpec> {
+        (base..)
+            .zip(portals)
+            .map(|(id, address)| PortSpec {
+                id,
+                address: Some(*address),
+            })
+            .collect()
+    }
+
+    fn pool(&self, name: &str) -> Result<Option<Pool>, Failure> {
+        match self.zfs.pool(name) {
+            Ok(pool) => Ok(Some(pool)),
+            Err(zfs::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(Failure::kernel(error)),
+        }
+    }
+
+    fn create(&self, spec: &ZvolSpec) -> Result<(), Failure> {
+        let pool = spec.dataset.split('/').next().unwrap_or_default();
+        self.ensure_containers(pool)?;
+        self.zvols.expect(&spec.dataset);
+        match self.zfs.create_zvol(spec) {
+            // Whose it is, the next look tells.
+            Ok(()) | Err(zfs::Error::Exists { .. }) => Ok(()),
+            Err(error) => {
+                self.zvols.forget(&spec.dataset);
+                self.containers
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .remove(pool);
+                Err(of_zfs(error))
+            }
+        }
+    }
+
+    /// Makes `<pool>/csi` and `<pool>/csi/block` once. The latter carries `volmode=dev`: a zvol that is
+    /// born with another mode loses its device and gets a new one when its own is set.
+    fn ensure_containers(&self, pool: &str) -> Result<(), Failure> {
+        let guid = self.zfs.pool(pool).map_err(of_zfs)?.guid;
+        if self
+            .containers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(pool)
+            == Some(&guid)
+        {
+            return Ok(());
+        }
+        let parent = names::block_parent(pool);
+        for (end, _) in parent
+            .match_indices('/')
+            .skip(1)
+            .chain([(parent.len(), "")])
+        {
+            self.zfs.ensure_container(&parent[..end]).map_err(of_zfs)?;
+        }
+        let properties = self.zfs.properties(&parent).map_err(of_zfs)?;
+        if properties.get("volmode").is_none_or(|mode| mode != "dev") {
+            self.zfs
+                .set_property(&parent, "volmode", "dev")
+                .map_err(of_zfs)?;
+        }
+        self.containers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(pool.to_owned(), guid);
+        Ok(())
+    }
+
+    fn device(&self, dataset: &str) -> Result<PathBuf, Failure> {
+        self.zvols.device(dataset).ok_or_else(|| {
+            Failure::kernel(format!(
+                "zvol {dataset} has no device: see its property volmode"
+            ))
+        })
+    }
+
+    fn namespace(&self, backing: &Backing) -> Result<(), Failure> {
+        let namespace = NamespaceSpec {
+            nsid: NSID,
+            device: self.device(&backing.dataset)?,
+            uuid: backing.uuid,
+            nguid: backing.nguid,
+        };
+        self.target
+            .converge_namespace(&backing.nqn, &namespace)
+            .map(drop)
+            .map_err(Failure::kernel)
+    }
+
+    fn cut(&self, nqn: &str, ports: &[u16], drain: Option<&Backing>) -> Result<(), Failure> {
+        for port in ports {
+            self.target
+                .unlink_port(nqn, *port)
+                .map_err(Failure::kernel)?;
+        }
+        if let Some(backing) = drain {
+            self.target
+                .remove_namespace(nqn, NSID)
+                .map_err(Failure::kernel)?;
+            self.namespace(backing)?;
+        }
+        for port in ports {
+            self.target.link_port(nqn, *port).map_err(Failure::kernel)?;
+        }
+        Ok(())
+    }
+
+    fn disallow(&self, nqn: &str, host: &str) -> Result<(), Failure> {
+        let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        self.target
+            .disallow_host(nqn, host)
+            .map_err(Failure::kernel)?;
+        self.target
+            .remove_host(host)
+            .map(drop)
+            .map_err(Failure::kernel)
+    }
+
+    fn teardown(&self, nqn: &str, hosts: &[String]) -> Result<(), Failure> {
+        self.target.remove_subsystem(nqn).map_err(Failure::kernel)?;
+        let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        for host in hosts {
+            self.target.remove_host(host).map_err(Failure::kernel)?;
+        }
+        Ok(())
+    }
+}
+
+impl Host for KernelHost {
+    fn converge_ports(&self) -> Result<(), Failure> {
+        for port in &self.ports {
+            self.target.converge_port(port).map_err(Failure::kernel)?;
+        }
+        Ok(())
+    }
+
+    fn export(&self, nqn: &str) -> Result<Option<ObservedSubsystem>, Failure> {
+        self.target.observe(nqn).map_err(Failure::kernel)
+    }
+
+    fn storage(
+        &self,
+        pool: &str,
+        dataset: &str,
+        export: Option<&ObservedSubsystem>,
+    ) -> Result<Storage, Failure> {
+        let Some(pool) = self.pool(pool)? else {
+            return Ok(Storage::default());
+        };
+        // Every other question to a suspended pool would hang.
+        if pool.health == "SUSPENDED" {
+            return Ok(Storage {
+                pool: Some(pool),
+                ..Storage::default()
+            });
+        }
+        let found = match self.zfs.properties(dataset) {
+            Ok(properties) => Some(Dataset::from_properties(dataset, &properties)?),
+            Err(zfs::Error::NotFound { .. }) => {
+                // Rule 2: a pool that has just gone makes all its datasets missing.
+                if self.pool(&pool.name)?.as_ref().map(|p| p.guid) != Some(pool.guid) {
+                    return Err(Failure::passing(
+                        reason::POOL_NOT_FOUND,
+                        format!(
+                            "pool {} went away while {dataset} was looked for",
+                            pool.name
+                        ),
+                    ));
+                }
+                None
+            }
+            Err(error) => return Err(Failure::kernel(error)),
+        };
+        let namespace =
+            export.and_then(|e| e.namespaces.iter().find(|n| n.nsid == NSID && n.enabled));
+        let backing = match namespace.map(|n| zvols::name_of(&n.device)) {
+            None => None,
+            Some(Ok(name)) => Some(name),
+            Some(Err(error)) if !namespace.is_some_and(|n| n.device.exists()) => {
+                tracing::warn!(%error, dataset, "the device behind the export is gone");
+                None
+            }
+            // Not knowing is no reason to re-make a namespace under its consumers.
+            Some(Err(error)) => return Err(Failure::kernel(error)),
+        };
+        Ok(Storage {
+            pool: Some(pool),
+            dataset: found,
+            backing,
+        })
+    }
+
+    fn act(&self, act: &Act, deadline: Instant) -> Result<(), Failure> {
+        match act {
+            Act::Create(spec) => self.create(spec),
+            Act::Appear { dataset } => self
+                .zvols
+                .appear(dataset, deadline.min(Instant::now() + APPEAR))
+                .map(drop),
+            Act::Format {
+                dataset,
+                kind,
+                uuid,
+            } => format::make(&self.device(dataset)?, dataset, *kind, *uuid),
+            Act::RecordFormat { dataset, record } => self
+                .zfs
+                .set_property(dataset, &super::observe::property("format"), record)
+                .map_err(of_zfs),
+            Act::Subsystem(spec) => self
+                .target
+                .converge_subsystem(spec)
+                .map(drop)
+                .map_err(Failure::kernel),
+            Act::Namespace(backing) => self.namespace(backing),
+            Act::Link { nqn, port } => self
+                .target
+                .link_port(nqn, *port)
+                .map(drop)
+                .map_err(Failure::kernel),
+            Act::AllowHost { nqn, host } => {
+                let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+                self.target
+                    .allow_host(nqn, host)
+                    .map(drop)
+                    .map_err(Failure::kernel)
+            }
+            Act::DisallowHost { nqn, host } => self.disallow(nqn, host),
+            Act::Cut { nqn, ports, drain } => self.cut(nqn, ports, drain.as_ref()),
+            Act::Teardown { nqn, hosts } => self.teardown(nqn, hosts),
+            Act::Destroy { dataset } => match self.zfs.destroy(dataset) {
+                Ok(()) | Err(zfs::Error::NotFound { .. }) => Ok(()),
+                Err(error) => Err(of_zfs(error)),
+            },
+        }
+    }
+}
+
+/// ZFS's refusal in the words of the API.
+fn of_zfs(error: zfs::Error) -> Failure {
+    match &error {
+        zfs::Error::NoSpace { .. } => Failure::lasting(
+            reason::NO_SPACE,
+            format!("{error}: free some space, or ask for less"),
+        ),
+        zfs::Error::BadProperty { .. } => Failure::lasting(reason::BAD_PROPERTY, error.to_string()),
+        zfs::Error::Busy { .. } => Failure::passing(
+            reason::BUSY,
+            format!(
+                "{error}: it is never destroyed with its snapshots or clones, and not while it is open"
+            ),
+        ),
+        zfs::Error::NotFound { name } if !name.contains('/') => {
+            Failure::lasting(reason::POOL_NOT_FOUND, format!("pool {error}: import it"))
+        }
+        _ => Failure::kernel(error),
+    }
+}

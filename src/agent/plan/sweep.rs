@@ -1,0 +1,303 @@
+//! The crash sweep: for every story, the agent is killed before every elementary act and every write,
+//! starts again, and must reach the same end; the simulated host checks the rules on the way.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use super::super::observe::{Host, Seen};
+use super::super::sim::{Content, DEAD, SimHost, World};
+use super::*;
+use crate::store::conformance::{initiator, volume};
+
+/// A host with the store beside it.
+struct Scene {
+    host: SimHost,
+    /// `None` when it has vanished.
+    volume: Option<Volume>,
+    /// Who must not be connected when somebody new is let in.
+    single_writer: bool,
+}
+
+fn site() -> Site {
+    Site {
+        node: "storage0".into(),
+        ports: vec![1, 2],
+        portal: "192.0.2.1:4420".into(),
+    }
+}
+
+fn scene() -> Scene {
+    let mut volume = volume("v");
+    volume.metadata.uid = "uid-1".into();
+    volume.metadata.generation = 1;
+    Scene {
+        host: SimHost::with_pool(),
+        volume: Some(volume),
+        single_writer: true,
+    }
+}
+
+impl Scene {
+    /// Plans and runs until nothing is left, or the agent dies.
+    fn drive(&mut self) -> Result<(), Failure> {
+        for _ in 0..50 {
+            let Some(volume) = self.volume.clone() else {
+                return Ok(());
+            };
+            let nqn = names::subsystem_nqn("v");
+            let mut seen = Seen {
+                export: self.host.export(&nqn)?,
+                storage: None,
+                now: "2026-11-01T12:00:00Z".into(),
+            };
+            let mut plan = plan(&volume, &seen, &site())?;
+            if plan == Plan::LookAtStorage {
+                seen.storage = Some(self.host.storage(
+                    "tank",
+                    "tank/csi/block/v",
+                    seen.export.as_ref(),
+                )?);
+                plan = super::plan(&volume, &seen, &site())?;
+            }
+            match plan {
+                Plan::Nothing => return Ok(()),
+                Plan::LookAtStorage => panic!("it has looked"),
+                Plan::Run(_, steps) => steps.iter().try_for_each(|step| self.step(step))?,
+            }
+        }
+        panic!("it does not settle")
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), Failure> {
+        match step {
+            Step::Act(act) => self.host.act(act, Instant::now())?,
+            Step::Status(status) => {
+                // The write is an elementary act like any other.
+                self.tick()?;
+                self.volume.as_mut().unwrap().status = (**status).clone();
+            }
+            Step::Finalize => {
+                self.tick()?;
+                self.volume = None;
+            }
+        }
+        self.check();
+        Ok(())
+    }
+
+    fn tick(&self) -> Result<(), Failure> {
+        self.host.act(
+            &Act::Appear {
+                dataset: "tank/store".into(),
+            },
+            Instant::now(),
+        )
+    }
+
+    fn check(&self) {
+        let world = self.host.world.lock().unwrap();
+        let mut writers: BTreeSet<&String> =
+            world.controllers.iter().map(|(_, host)| host).collect();
+        if self.single_writer {
+            // A request on its way writes as well as a controller does. (Who shares is not drained.)
+            writers.extend(world.in_flight.iter().map(|(_, host)| host));
+            assert!(writers.len() <= 1, "rule 4: two writers: {writers:?}");
+        }
+        let Some(volume) = &self.volume else {
+            return assert!(writers.is_empty(), "rule 4: {writers:?} outlive the volume");
+        };
+        let status = &volume.status;
+        for host in writers {
+            let known = status
+                .mapped_initiators
+                .iter()
+                .any(|m| m.initiator_id == *host)
+                || status.published_initiators.contains(host)
+                || world
+                    .subsystems
+                    .values()
+                    .any(|s| s.allowed_hosts.contains(host));
+            assert!(
+                known,
+                "rule 4: the agent's word is that {host} is gone, and it is not"
+            );
+        }
+    }
+
+    fn end(&self) -> (World, Option<Volume>) {
+        let mut world = self.host.world.lock().unwrap().clone();
+        world.guids = 0;
+        (world, self.volume.clone())
+    }
+}
+
+/// Kills the agent before each act of the story's last part, and compares the ends.
+fn sweep(story: impl Fn() -> Scene) {
+    let mut whole = story();
+    whole.host.done.lock().unwrap().clear();
+    whole.drive().unwrap();
+    let acts = whole.host.done.lock().unwrap().len();
+    let end = whole.end();
+    assert!(acts > 1, "a story to tell");
+    for stop in 0..acts {
+        let mut scene = story();
+        *scene.host.dies_in.lock().unwrap() = Some(stop);
+        let died = scene.drive().expect_err("killed on the way");
+        assert_eq!(died.message, DEAD, "before act {stop}");
+        scene.check();
+        *scene.host.dies_in.lock().unwrap() = None;
+        scene
+            .drive()
+            .unwrap_or_else(|e| panic!("killed before act {stop}, then: {e}"));
+        assert_eq!(scene.end(), end, "killed before act {stop}");
+    }
+}
+
+fn ready(mapped: &[&str]) -> Scene {
+    let mut scene = scene();
+    scene
+        .host
+        .world
+        .lock()
+        .unwrap()
+        .zvol("tank/store", &[], Content::Data);
+    scene.drive().unwrap();
+    map(&mut scene, mapped);
+    scene.single_writer = mapped.len() <= 1;
+    scene.drive().unwrap();
+    scene
+}
+
+fn map(scene: &mut Scene, nodes: &[&str]) {
+    let status = &mut scene.volume.as_mut().unwrap().status;
+    status.mapped_initiators = nodes
+        .iter()
+        .map(|n| {
+            let mut mapped = initiator(n);
+            mapped.attached_at = "2026-11-01T12:00:00Z".into();
+            mapped
+        })
+        .collect();
+}
+
+#[test]
+fn crash_sweep_create() {
+    sweep(|| {
+        let scene = scene();
+        scene
+            .host
+            .world
+            .lock()
+            .unwrap()
+            .zvol("tank/store", &[], Content::Data);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_publish() {
+    sweep(|| {
+        let mut scene = ready(&[]);
+        map(&mut scene, &["node0"]);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_fence() {
+    sweep(|| {
+        let mut scene = ready(&["node0"]);
+        map(&mut scene, &[]);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_rule_04_move_to_another_node() {
+    sweep(|| {
+        let mut scene = ready(&["node0"]);
+        map(&mut scene, &["node1"]);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_rule_04_one_of_two_leaves() {
+    sweep(|| {
+        let mut scene = ready(&["node0", "node1"]);
+        map(&mut scene, &["node1"]);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_rule_04_admitted_without_a_word_and_unmapped() {
+    sweep(|| {
+        let mut scene = ready(&[]);
+        map(&mut scene, &["node0"]);
+        *scene.host.dies_in.lock().unwrap() = Some(1);
+        scene.drive().expect_err("killed after the admission");
+        *scene.host.dies_in.lock().unwrap() = None;
+        assert_eq!(scene.host.world.lock().unwrap().controllers.len(), 1);
+        map(&mut scene, &["node1"]);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_delete_while_published() {
+    sweep(|| {
+        let mut scene = ready(&["node0"]);
+        scene.volume.as_mut().unwrap().metadata.deletion_timestamp =
+            Some("2026-11-01T12:00:00Z".into());
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_delete_of_one_that_was_never_ready() {
+    sweep(|| {
+        let mut scene = scene();
+        scene
+            .host
+            .world
+            .lock()
+            .unwrap()
+            .zvol("tank/store", &[], Content::Data);
+        *scene.host.dies_in.lock().unwrap() = Some(6);
+        scene.drive().expect_err("killed half made");
+        *scene.host.dies_in.lock().unwrap() = None;
+        scene.volume.as_mut().unwrap().metadata.deletion_timestamp =
+            Some("2026-11-01T12:00:00Z".into());
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_reboot_of_the_host() {
+    sweep(|| {
+        let scene = ready(&["node0"]);
+        scene.host.reboot();
+        scene
+    });
+}
+
+#[test]
+fn rule_01_data_on_a_zvol_that_says_pending_survives() {
+    let mut scene = scene();
+    let property = super::super::observe::property;
+    let pairs = [("handle", "v"), ("uid", "uid-1"), ("format", "pending")]
+        .map(|(k, v)| (property(k), v.to_owned()));
+    let pairs: Vec<_> = pairs.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
+    scene
+        .host
+        .world
+        .lock()
+        .unwrap()
+        .zvol("tank/csi/block/v", &pairs, Content::Data);
+    let refused = scene.drive().unwrap_err();
+    assert_eq!(refused.reason, reason::DATASET_FOREIGN);
+    let world = scene.host.world.lock().unwrap();
+    assert_eq!(world.zvols["tank/csi/block/v"].content, Content::Data);
+    assert!(world.subsystems.is_empty());
+}

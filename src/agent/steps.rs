@@ -1,0 +1,139 @@
+//! The steps of the storage side. Their names are stable.
+
+use uuid::Uuid;
+use zvolt_kernel::nvmet::SubsystemSpec;
+use zvolt_kernel::probe::FsKind;
+use zvolt_kernel::zfs::ZvolSpec;
+
+use crate::model::volume::VolumeStatus;
+use crate::ops;
+
+/// One step of a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Something that the kernel does.
+    Act(Act),
+    /// Write the Volume's status.
+    Status(Box<VolumeStatus>),
+    /// Drop our finalizer, so that the Volume may vanish.
+    Finalize,
+}
+
+/// A step that the kernel does. Each converges: done twice, it has been done once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    /// Create the zvol with every property, and its parents when they are missing.
+    Create(Box<ZvolSpec>),
+    /// Wait for the zvol's device.
+    Appear {
+        /// Full dataset name.
+        dataset: String,
+    },
+    /// Make the filesystem, on a zvol that is blank or half made by us.
+    Format {
+        /// Full dataset name.
+        dataset: String,
+        /// Which filesystem.
+        kind: FsKind,
+        /// Its UUID.
+        uuid: Uuid,
+    },
+    /// Record that the filesystem has been made.
+    RecordFormat {
+        /// Full dataset name.
+        dataset: String,
+        /// The record.
+        record: String,
+    },
+    /// Make the subsystem, with no host allowed.
+    Subsystem(SubsystemSpec),
+    /// Make and enable namespace 1.
+    Namespace(Backing),
+    /// Link the subsystem to a port.
+    Link {
+        /// Subsystem.
+        nqn: String,
+        /// Port.
+        port: u16,
+    },
+    /// Admit a host.
+    AllowHost {
+        /// Subsystem.
+        nqn: String,
+        /// Host NQN.
+        host: String,
+    },
+    /// Take a host out of the allowed ones. It is not cut by that.
+    DisallowHost {
+        /// Subsystem.
+        nqn: String,
+        /// Host NQN.
+        host: String,
+    },
+    /// Cut every live controller, by unlinking and linking the ports; hosts that are still allowed come back.
+    Cut {
+        /// Subsystem.
+        nqn: String,
+        /// The ports that it is linked to.
+        ports: Vec<u16>,
+        /// When no other host is admitted: re-make the namespace while the ports are unlinked. Disabling
+        /// it waits for the requests that the target has taken and not finished, so that none lands
+        /// after the fence. Not done when others share the volume: they would lose the namespace.
+        drain: Option<Backing>,
+    },
+    /// Remove the subsystem, and the entries of hosts that nothing else admits.
+    Teardown {
+        /// Subsystem.
+        nqn: String,
+        /// Hosts that it admits.
+        hosts: Vec<String>,
+    },
+    /// Destroy the zvol, never recursively.
+    Destroy {
+        /// Full dataset name.
+        dataset: String,
+    },
+}
+
+/// Namespace 1 of a subsystem and the zvol behind it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backing {
+    /// Subsystem.
+    pub nqn: String,
+    /// Full dataset name.
+    pub dataset: String,
+    /// The namespace's UUID.
+    pub uuid: Uuid,
+    /// The namespace's NGUID.
+    pub nguid: [u8; 16],
+}
+
+impl ops::Step for Step {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Act(act) => act.name(),
+            Self::Status(_) => "store.status",
+            Self::Finalize => "store.finalize",
+        }
+    }
+}
+
+impl Act {
+    /// The stable name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Create(_) => "zfs.create",
+            Self::Appear { .. } => "zvol.appear",
+            Self::Format { .. } => "zvol.format",
+            Self::RecordFormat { .. } => "zfs.record-format",
+            Self::Subsystem(_) => "nvmet.subsystem",
+            Self::Namespace(_) => "nvmet.namespace",
+            Self::Link { .. } => "nvmet.link",
+            Self::AllowHost { .. } => "nvmet.allow-host",
+            Self::DisallowHost { .. } => "nvmet.disallow-host",
+            Self::Cut { .. } => "nvmet.cut",
+            Self::Teardown { .. } => "nvmet.teardown",
+            Self::Destroy { .. } => "zfs.destroy",
+        }
+    }
+}

@@ -1,0 +1,556 @@
+//! The agent on a store in a directory and a simulated host.
+
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use super::observe::Class;
+use super::sim::{Content, SimHost};
+use super::*;
+use crate::model::names;
+use crate::model::volume::{State, reason};
+use crate::ops::Operation;
+use crate::store::conformance::{initiator, volume};
+use crate::store::dir::DirStore;
+
+/// A shared host, so that an agent can die and another one find what it left.
+impl Host for Arc<SimHost> {
+    fn converge_ports(&self) -> Result<(), Failure> {
+        (**self).converge_ports()
+    }
+
+    fn export(&self, nqn: &str) -> Result<Option<zvolt_kernel::nvmet::ObservedSubsystem>, Failure> {
+        (**self).export(nqn)
+    }
+
+    fn storage(
+        &self,
+        pool: &str,
+        dataset: &str,
+        export: Option<&zvolt_kernel::nvmet::ObservedSubsystem>,
+    ) -> Result<observe::Storage, Failure> {
+        (**self).storage(pool, dataset, export)
+    }
+
+    fn act(&self, act: &steps::Act, deadline: std::time::Instant) -> Result<(), Failure> {
+        (**self).act(act, deadline)
+    }
+}
+
+struct Rig {
+    dir: tempfile::TempDir,
+    store: Arc<DirStore>,
+    host: Arc<SimHost>,
+    journal: Journal,
+    stop: watch::Sender<bool>,
+    agent: Option<JoinHandle<Result<(), Error>>>,
+}
+
+impl Rig {
+    fn idle() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(DirStore::open(dir.path()).unwrap());
+        Self {
+            dir,
+            store,
+            host: Arc::new(SimHost::with_pool()),
+            journal: Journal::new(1000),
+            stop: watch::channel(false).0,
+            agent: None,
+        }
+    }
+
+    async fn new() -> Self {
+        let mut rig = Self::idle();
+        rig.start().await;
+        rig
+    }
+
+    /// Starts an agent and waits until it is ready.
+    async fn start(&mut self) {
+        let config = AgentConfig {
+            node_name: "storage0".into(),
+            portals: vec![
+                "192.0.2.1:4420".parse().unwrap(),
+                "[2001:db8::1]:4420".parse().unwrap(),
+            ],
+            port_id_base: 1,
+            roots: Roots::default(),
+            parallel: 4,
+        };
+        let agent = Agent::on(
+            self.host.clone(),
+            config,
+            self.store.clone(),
+            self.journal.clone(),
+        )
+        .unwrap();
+        let (ready, is_ready) = oneshot::channel();
+        self.stop.send_replace(false);
+        self.agent = Some(tokio::spawn(agent.run(ready, self.stop.subscribe())));
+        soon(is_ready).await.unwrap();
+    }
+
+    async fn stop(&mut self) {
+        self.stop.send_replace(true);
+        soon(self.agent.take().unwrap()).await.unwrap().unwrap();
+    }
+
+    /// As the controller does: changes the mapped initiators.
+    async fn map(&self, name: &str, nodes: &[&str]) {
+        loop {
+            let mut volume = self.get(name).await;
+            volume.status.mapped_initiators = nodes.iter().map(|n| initiator(n)).collect();
+            match self.store.update_status(volume).await {
+                Err(store::Error::Conflict(_)) => {}
+                written => break written.map(drop).unwrap(),
+            }
+        }
+    }
+
+    async fn get(&self, name: &str) -> Volume {
+        self.store.get(name).await.unwrap().unwrap()
+    }
+
+    /// Waits until the Volume is so; `None` is one that has vanished.
+    async fn until(&self, name: &str, so: impl Fn(Option<&Volume>) -> bool) -> Option<Volume> {
+        let mut watch = self.store.watch(Some(name));
+        soon(async {
+            loop {
+                let now = self.store.get(name).await.unwrap();
+                if so(now.as_ref()) {
+                    return now;
+                }
+                watch.next().await.expect("the store is there");
+            }
+        })
+        .await
+    }
+
+    async fn until_ready(&self, name: &str) -> Volume {
+        self.until(name, |v| v.is_some_and(|v| v.status.state == State::Ready))
+            .await
+            .unwrap()
+    }
+
+    async fn until_published(&self, name: &str, nodes: &[&str]) -> Volume {
+        let hosts: Vec<_> = nodes.iter().map(|n| names::host_nqn(n)).collect();
+        self.until(name, |v| {
+            v.is_some_and(|v| v.status.published_initiators == hosts)
+        })
+        .await
+        .unwrap()
+    }
+
+    fn operations(&self, name: &str) -> Vec<Operation> {
+        self.journal.operations(Some(name))
+    }
+
+    fn names(&self, name: &str) -> Vec<String> {
+        self.operations(name)
+            .into_iter()
+            .map(|o| o.name.into_owned())
+            .collect()
+    }
+
+    fn looks(&self) -> usize {
+        *self.host.looks.lock().unwrap()
+    }
+
+    /// All that the agent does about one volume is in order: after this, what came before is done.
+    async fn settled(&self) {
+        self.store.create(volume("last")).await.unwrap();
+        self.until_ready("last").await;
+        self.store.delete("last").await.unwrap();
+        self.until("last", |v| v.is_none()).await;
+    }
+}
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(20), future)
+        .await
+        .expect("within 20 s")
+}
+
+fn version(volume: &Volume) -> u64 {
+    volume.metadata.resource_version.parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volumes_whole_life() {
+    let mut rig = Rig::new().await;
+    assert!(rig.host.world.lock().unwrap().ports_made);
+    let made = rig.store.create(volume("v")).await.unwrap();
+    let ready = rig.until_ready("v").await;
+    assert_eq!(
+        version(&ready),
+        version(&made) + 1,
+        "one write a transition"
+    );
+    assert_eq!(ready.status.portal.as_deref(), Some("192.0.2.1:4420"));
+
+    let looks = rig.looks();
+    rig.map("v", &["node0"]).await;
+    let published = rig.until_published("v", &["node0"]).await;
+    assert_eq!(
+        version(&published),
+        version(&ready) + 2,
+        "the controller's write and the agent's"
+    );
+    assert_eq!(rig.looks(), looks, "a publish asks ZFS nothing");
+
+    rig.map("v", &["node1"]).await;
+    rig.until_published("v", &["node1"]).await;
+    rig.store.delete("v").await.unwrap();
+    rig.until("v", |v| v.is_none()).await;
+    rig.settled().await;
+    let world = rig.host.world.lock().unwrap().clone();
+    assert!(
+        world.zvols.is_empty() && world.subsystems.is_empty() && world.controllers.is_empty(),
+        "{world:?}"
+    );
+    let expected = [
+        "agent.create",
+        "agent.publish",
+        "agent.fence",
+        "agent.publish",
+        "agent.delete",
+    ];
+    assert_eq!(rig.names("v"), expected);
+    assert!(
+        rig.operations("v")
+            .iter()
+            .all(|o| o.error.is_none() && o.steps.iter().all(|s| s.error.is_none()))
+    );
+    let create = &rig.operations("v")[0];
+    let steps: Vec<_> = create
+        .steps
+        .iter()
+        .map(|s| s.name.as_ref())
+        .filter(|n| !n.ends_with("observe"))
+        .collect();
+    assert_eq!(
+        steps,
+        [
+            "zfs.create",
+            "zvol.appear",
+            "zvol.format",
+            "zfs.record-format",
+            "nvmet.subsystem",
+            "zvol.appear",
+            "nvmet.namespace",
+            "nvmet.link",
+            "nvmet.link",
+            "store.status",
+        ]
+    );
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_well_is_left_alone_and_leaves_no_trace() {
+    let mut rig = Rig::new().await;
+    rig.store.create(volume("v")).await.unwrap();
+    rig.until_ready("v").await;
+    rig.settled().await;
+    let (before, acts) = (rig.get("v").await, rig.host.done.lock().unwrap().len());
+    rig.stop().await;
+    rig.start().await;
+    assert_eq!(rig.get("v").await, before, "no write");
+    assert_eq!(rig.names("v"), ["agent.create"]);
+    assert_eq!(rig.host.done.lock().unwrap().len(), acts);
+    // A change that needs nothing done, and its own writes' events, start no loop.
+    let mut other = rig.get("v").await;
+    other.metadata.finalizers.push("example.com/other".into());
+    rig.store.update_spec(other).await.unwrap();
+    rig.settled().await;
+    assert_eq!(rig.names("v"), ["agent.create"]);
+    assert_eq!(version(&rig.get("v").await), version(&before) + 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_04_however_fast_the_mapping_turns_there_is_one_writer() {
+    let rig = Rig::new().await;
+    rig.store.create(volume("v")).await.unwrap();
+    rig.until_ready("v").await;
+    for round in 0..30 {
+        let node = format!("node{}", round % 3);
+        rig.map("v", &[node.as_str()]).await;
+        if round % 4 == 0 {
+            rig.until_published("v", &[node.as_str()]).await;
+            let world = rig.host.world.lock().unwrap();
+            let host = names::host_nqn(&node);
+            assert!(
+                world.controllers.iter().all(|(_, h)| *h == host),
+                "{:?}",
+                world.controllers
+            );
+            assert!(
+                world.in_flight.iter().all(|(_, h)| *h == host),
+                "{:?}",
+                world.in_flight
+            );
+        }
+    }
+    rig.map("v", &[]).await;
+    rig.until_published("v", &[]).await;
+    let world = rig.host.world.lock().unwrap();
+    assert!(world.controllers.is_empty() && world.in_flight.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_fails_for_a_while_is_told_and_tried_again() {
+    let rig = Rig::new().await;
+    let failure = Failure::passing(reason::KERNEL, "write enable: EAGAIN");
+    *rig.host.fails.lock().unwrap() = Some(("nvmet.namespace", 2, failure));
+    rig.store.create(volume("v")).await.unwrap();
+    let told = rig
+        .until("v", |v| v.is_some_and(|v| !v.status.conditions.is_empty()))
+        .await
+        .unwrap();
+    assert_eq!(told.status.conditions[0].reason, reason::KERNEL);
+    assert_eq!(told.trouble(), Some("write enable: EAGAIN"));
+    assert_eq!(told.status.state, State::Pending);
+    let ready = rig.until_ready("v").await;
+    assert_eq!(ready.trouble(), None);
+    let errors: Vec<_> = rig
+        .operations("v")
+        .into_iter()
+        .map(|o| o.error.is_some())
+        .collect();
+    assert_eq!(errors, [true, true, false]);
+    let done = rig.host.done.lock().unwrap();
+    assert_eq!(
+        done.iter().filter(|a| *a == "zvol.format").count(),
+        1,
+        "and what is done is not done again"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_that_must_wait_says_why() {
+    let rig = Rig::new().await;
+    rig.store.create(volume("v")).await.unwrap();
+    rig.until_ready("v").await;
+    rig.host
+        .world
+        .lock()
+        .unwrap()
+        .zvols
+        .get_mut("tank/csi/block/v")
+        .unwrap()
+        .busy = true;
+    rig.store.delete("v").await.unwrap();
+    let waiting = rig
+        .until("v", |v| v.is_some_and(|v| v.trouble().is_some()))
+        .await
+        .unwrap();
+    assert_eq!(waiting.status.state, State::Deleting);
+    assert_eq!(waiting.status.conditions[0].reason, reason::BUSY);
+    rig.host
+        .world
+        .lock()
+        .unwrap()
+        .zvols
+        .get_mut("tank/csi/block/v")
+        .unwrap()
+        .busy = false;
+    rig.until("v", |v| v.is_none()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_final_failure_waits_for_somebody() {
+    let mut rig = Rig::new().await;
+    let mut lost = volume("v");
+    lost.spec.pool = "other".into();
+    rig.store.create(lost).await.unwrap();
+    let error = rig
+        .until("v", |v| v.is_some_and(|v| v.status.state == State::Error))
+        .await
+        .unwrap();
+    assert_eq!(error.status.conditions[0].reason, reason::POOL_NOT_FOUND);
+    assert!(
+        error.trouble().unwrap().contains("zpool import other"),
+        "{:?}",
+        error.trouble()
+    );
+    rig.settled().await;
+    assert_eq!(rig.names("v"), ["agent.create"], "no retry by itself");
+    rig.host
+        .world
+        .lock()
+        .unwrap()
+        .pools
+        .insert("other".into(), (5, "ONLINE".into()));
+    rig.stop().await;
+    rig.start().await;
+    assert_eq!(rig.get("v").await.status.state, State::Ready);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_02_a_ready_volume_whose_pool_is_away_comes_back_with_it() {
+    let mut rig = Rig::new().await;
+    rig.store.create(volume("v")).await.unwrap();
+    rig.until_ready("v").await;
+    rig.map("v", &["node0"]).await;
+    rig.until_published("v", &["node0"]).await;
+    rig.stop().await;
+    rig.host.reboot();
+    let pool = rig.host.world.lock().unwrap().pools.remove("tank").unwrap();
+    rig.start().await;
+    let away = rig.get("v").await;
+    assert_eq!(
+        (away.status.state, away.status.was_ready),
+        (State::Error, true)
+    );
+    assert_eq!(away.status.conditions[0].reason, reason::POOL_NOT_FOUND);
+    assert_eq!(
+        away.status.published_initiators.len(),
+        1,
+        "nothing else is forgotten"
+    );
+    rig.host
+        .world
+        .lock()
+        .unwrap()
+        .pools
+        .insert("tank".into(), pool);
+    rig.until_ready("v").await;
+    assert_eq!(
+        rig.host.world.lock().unwrap().controllers.len(),
+        1,
+        "its consumer is back"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_reboot_all_is_built_before_the_first_link_and_before_ready() {
+    const MANY: usize = 12;
+    let mut rig = Rig::new().await;
+    for n in 0..MANY {
+        let name = format!("v{n}");
+        rig.store.create(volume(&name)).await.unwrap();
+        rig.until_ready(&name).await;
+        rig.map(&name, &["node0"]).await;
+        rig.until_published(&name, &["node0"]).await;
+    }
+    rig.stop().await;
+    rig.host.reboot();
+    rig.host.done.lock().unwrap().clear();
+    rig.start().await;
+    let done = rig.host.done.lock().unwrap().clone();
+    let links = done.iter().position(|a| a.starts_with("link")).unwrap();
+    let (build, link) = done.split_at(links);
+    assert_eq!(
+        build.iter().filter(|a| *a == "nvmet.allow-host").count(),
+        MANY
+    );
+    assert_eq!(link.len(), 2 * MANY, "{link:?}");
+    assert!(link.iter().all(|a| a.starts_with("link")));
+    assert_eq!(rig.host.world.lock().unwrap().controllers.len(), MANY);
+    let last = rig.operations("v3").pop().unwrap();
+    assert_eq!(last.name, "agent.converge");
+    assert_eq!(last.steps.last().unwrap().name, "nvmet.link");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_asked_while_no_agent_ran_is_done_before_ready() {
+    let mut rig = Rig::idle();
+    rig.store.create(volume("new")).await.unwrap();
+    let mut foreign = volume("foreign");
+    foreign.spec.owner_node = "storage1".into();
+    rig.store.create(foreign).await.unwrap();
+    rig.store.create(volume("unwanted")).await.unwrap();
+    rig.store.delete("unwanted").await.unwrap();
+    rig.start().await;
+    assert_eq!(rig.get("new").await.status.state, State::Ready);
+    assert_eq!(rig.store.get("unwanted").await.unwrap(), None);
+    assert_eq!(
+        rig.get("foreign").await.status,
+        Default::default(),
+        "another agent's"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_is_used_again_is_another_volume() {
+    let rig = Rig::new().await;
+    let mut kept = volume("v");
+    kept.spec.deletion_policy = crate::model::volume::DeletionPolicy::Retain;
+    rig.store.create(kept).await.unwrap();
+    rig.until_ready("v").await;
+    rig.host
+        .world
+        .lock()
+        .unwrap()
+        .zvols
+        .get_mut("tank/csi/block/v")
+        .unwrap()
+        .content = Content::Data;
+    rig.store.delete("v").await.unwrap();
+    rig.until("v", |v| v.is_none()).await;
+    rig.store.create(volume("v")).await.unwrap();
+    let refused = rig
+        .until("v", |v| v.is_some_and(|v| v.status.state == State::Error))
+        .await
+        .unwrap();
+    assert_eq!(refused.status.conditions[0].reason, reason::DATASET_FOREIGN);
+    rig.store.delete("v").await.unwrap();
+    rig.until("v", |v| v.is_none()).await;
+    let world = rig.host.world.lock().unwrap();
+    assert_eq!(
+        world.zvols["tank/csi/block/v"].content,
+        Content::Data,
+        "neither formatted nor destroyed"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_volumes_at_once() {
+    const MANY: usize = 24;
+    let rig = Rig::new().await;
+    for n in 0..MANY {
+        rig.store.create(volume(&format!("v{n}"))).await.unwrap();
+    }
+    for n in 0..MANY {
+        rig.until_ready(&format!("v{n}")).await;
+        rig.store.delete(&format!("v{n}")).await.unwrap();
+    }
+    for n in 0..MANY {
+        rig.until(&format!("v{n}"), |v| v.is_none()).await;
+    }
+    assert!(rig.host.world.lock().unwrap().zvols.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_without_its_store_ends_with_an_error() {
+    let mut rig = Rig::new().await;
+    let dir = rig.dir.path().join("volumes");
+    std::fs::remove_dir_all(dir).unwrap();
+    let ended = soon(rig.agent.take().unwrap()).await.unwrap();
+    assert!(matches!(ended, Err(Error::WatchEnded)), "{ended:?}");
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let new = |portals: Vec<SocketAddr>, base| {
+        let config = AgentConfig {
+            node_name: "storage0".into(),
+            portals,
+            port_id_base: base,
+            roots: Roots::default(),
+            parallel: 1,
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(DirStore::open(dir.path()).unwrap());
+        Agent::on(SimHost::default(), config, store, Journal::new(1)).err()
+    };
+    let portal = "192.0.2.1:4420".parse().unwrap();
+    assert!(matches!(new(vec![], 1), Some(Error::Config(_))));
+    assert!(matches!(
+        new(vec![portal, portal], u16::MAX),
+        Some(Error::Config(_))
+    ));
+    assert!(new(vec![portal], u16::MAX).is_none());
+    assert_eq!(Failure::kernel("x").class, Class::Retry);
+}
