@@ -107,11 +107,23 @@ impl Demo<'_> {
         let late = self.lab.vm("node0").run(&format!(
             "timeout 30 dd if=/dev/zero of={target}/late bs=4k count=1 oflag=direct status=none"
         ))?;
-        ensure!(late.status != 0, "node0 could still write after it was fenced");
-        let fenced = late.stderr.lines().last().unwrap_or("no answer").trim().to_owned();
+        ensure!(
+            late.status != 0,
+            "node0 could still write after it was fenced"
+        );
+        let fenced = late
+            .stderr
+            .lines()
+            .last()
+            .unwrap_or("no answer")
+            .trim()
+            .to_owned();
 
         self.bring_to(1, &id, &staging, &target)?;
-        let read = self.lab.vm("node1").ok(&format!("sha256sum < {target}/data"))?;
+        let read = self
+            .lab
+            .vm("node1")
+            .ok(&format!("sha256sum < {target}/data"))?;
         ensure!(
             read == written,
             "node1 read {} where node0 wrote {}",
@@ -119,7 +131,11 @@ impl Demo<'_> {
             written.trim()
         );
         ensure!(
-            self.lab.vm("node1").run(&format!("test -e {target}/late"))?.status != 0,
+            self.lab
+                .vm("node1")
+                .run(&format!("test -e {target}/late"))?
+                .status
+                != 0,
             "a write of node0 after the fence reached the volume"
         );
 
@@ -129,7 +145,14 @@ impl Demo<'_> {
         })?;
         self.let_go(0, &id, &staging, &target)?;
         self.call("DeleteVolume", STORAGE, || controller.delete(&id))?;
-        Ok((written.split_whitespace().next().unwrap_or_default().to_owned(), fenced))
+        Ok((
+            written
+                .split_whitespace()
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
+            fenced,
+        ))
     }
 
     fn bring_to(&mut self, node: usize, id: &str, staging: &str, target: &str) -> Result<()> {
@@ -141,7 +164,9 @@ impl Demo<'_> {
         let context = self.call("ControllerPublishVolume", STORAGE, || {
             controller.controller_publish(id, &host, FS_TYPE)
         })?;
-        self.call("NodeStageVolume", &host, || csi.stage(id, &context, staging, FS_TYPE))?;
+        self.call("NodeStageVolume", &host, || {
+            csi.stage(id, &context, staging, FS_TYPE)
+        })?;
         self.call("NodePublishVolume", &host, || {
             csi.publish(id, &context, staging, target, FS_TYPE, false)
         })
@@ -158,7 +183,12 @@ impl Demo<'_> {
         (member.vm().name().to_owned(), csi.clone())
     }
 
-    fn call<T>(&mut self, name: &str, host: &str, act: impl FnOnce() -> Result<T, tonic::Status>) -> Result<T> {
+    fn call<T>(
+        &mut self,
+        name: &str,
+        host: &str,
+        act: impl FnOnce() -> Result<T, tonic::Status>,
+    ) -> Result<T> {
         let begin = Instant::now();
         let outcome = act();
         let ms = begin.elapsed().as_secs_f64() * 1e3;
@@ -182,9 +212,9 @@ impl Demo<'_> {
             .map(|(member, csi)| (member.vm().name(), csi))
             .chain([(STORAGE, &self.controller)]);
         for (host, csi) in sockets {
-            let of_host = csi
-                .operations(VOLUME)
-                .map_err(|status| anyhow::anyhow!("no timeline from {host}: {}", status.message()))?;
+            let of_host = csi.operations(VOLUME).map_err(|status| {
+                anyhow::anyhow!("no timeline from {host}: {}", status.message())
+            })?;
             operations.extend(of_host.into_iter().map(|o| (host.to_owned(), o)));
         }
         if operations.is_empty() {
@@ -210,15 +240,27 @@ impl Report {
     /// As tables for a terminal, at most 80 columns wide.
     pub fn text(&self) -> String {
         let mut out = String::new();
-        let _ = writeln!(out, "{:<26} {:<24} {:<9} {:>9}", "OPERATION", "STEP", "HOST", "ms");
+        let _ = writeln!(
+            out,
+            "{:<26} {:<24} {:<9} {:>9}",
+            "OPERATION", "STEP", "HOST", "ms"
+        );
         let mut last = None;
         for row in &self.steps {
             let here = Some((&row.call, &row.host));
             let call = if last == here { "" } else { row.call.as_str() };
             last = here;
-            let _ = writeln!(out, "{call:<26} {:<24} {:<9} {:>9.2}", row.name, row.host, row.ms);
+            let _ = writeln!(
+                out,
+                "{call:<26} {:<24} {:<9} {:>9.2}",
+                row.name, row.host, row.ms
+            );
         }
-        let _ = writeln!(out, "\n{:<51} {:<9} {:>9}", "CALL, AS THE ORCHESTRATOR SEES IT", "HOST", "ms");
+        let _ = writeln!(
+            out,
+            "\n{:<51} {:<9} {:>9}",
+            "CALL, AS THE ORCHESTRATOR SEES IT", "HOST", "ms"
+        );
         for row in &self.calls {
             let _ = writeln!(out, "{:<51} {:<9} {:>9.2}", row.name, row.host, row.ms);
         }

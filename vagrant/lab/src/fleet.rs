@@ -1,8 +1,6 @@
 //! The driver on the lab's machines: started, killed and stopped as an init system would, and what
 //! it leaves behind.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail};
 
 use crate::orchestrator::Csi;
@@ -67,7 +65,10 @@ impl<'a> Member<'a> {
 
     /// The same with variables in its environment.
     pub fn start_with(&self, environment: &[(&str, &str)]) -> Result<()> {
-        let environment: String = environment.iter().map(|(k, v)| format!("--setenv={k}={v} ")).collect();
+        let environment: String = environment
+            .iter()
+            .map(|(k, v)| format!("--setenv={k}={v} "))
+            .collect();
         self.vm.ok(&format!(
             "mkdir -p {KUBELET}/plugins {KUBELET}/pods; systemctl reset-failed {UNIT} 2>/dev/null; \
              systemd-run --quiet --collect --unit={UNIT} --service-type=notify --property=TimeoutStartSec=60 \
@@ -84,20 +85,25 @@ impl<'a> Member<'a> {
 
     /// Asks it to stop, and waits until it has.
     pub fn stop(&self) -> Result<()> {
-        self.vm.ok(&format!("systemctl stop {UNIT} 2>/dev/null || true")).map(drop)
+        self.vm
+            .ok(&format!("systemctl stop {UNIT} 2>/dev/null || true"))
+            .map(drop)
     }
 
     /// Kills it where it stands.
     pub fn kill(&self) -> Result<()> {
-        self.vm
-            .ok(&format!("systemctl kill -s KILL {UNIT} 2>/dev/null || true"))?;
+        self.vm.ok(&format!(
+            "systemctl kill -s KILL {UNIT} 2>/dev/null || true"
+        ))?;
         self.wait_dead()
     }
 
     /// Waits until the process is gone, however it went.
     pub fn wait_dead(&self) -> Result<()> {
         // pidwait returns as soon as there is no such process.
-        self.vm.ok("timeout 60 pidwait -x zvolt || [ $? -eq 1 ]").map(drop)
+        self.vm
+            .ok("timeout 60 pidwait -x zvolt || [ $? -eq 1 ]")
+            .map(drop)
     }
 
     /// Whether the process lives.
@@ -107,7 +113,9 @@ impl<'a> Member<'a> {
 
     /// Its log since boot.
     pub fn log(&self) -> Result<String> {
-        self.vm.ok(&format!("journalctl --no-pager -o cat -u {UNIT} | tail -n 60"))
+        self.vm.ok(&format!(
+            "journalctl --no-pager -o cat -u {UNIT} | tail -n 60"
+        ))
     }
 
     /// A connection to its socket.
@@ -134,7 +142,11 @@ pub fn leftovers(vm: &Vm) -> Result<Vec<String>> {
 pub fn assert_clean(lab: &Lab, names: &[&str]) -> Result<()> {
     let mut left = Vec::new();
     for name in names {
-        left.extend(leftovers(lab.vm(name))?.into_iter().map(|l| format!("{name}: {l}")));
+        left.extend(
+            leftovers(lab.vm(name))?
+                .into_iter()
+                .map(|l| format!("{name}: {l}")),
+        );
     }
     if !left.is_empty() {
         bail!("left behind:\n{}", left.join("\n"));
@@ -158,6 +170,3 @@ pub fn scrub(vm: &Vm) -> Result<()> {
     ))?;
     Ok(())
 }
-
-/// How long one may wait for a machine to come back.
-pub const BOOT: Duration = Duration::from_secs(180);

@@ -115,10 +115,12 @@ impl Csi {
         let path: PathBuf = socket.to_owned();
         let channel = runtime
             .block_on(
-                Endpoint::from_static("http://localhost").connect_with_connector(tower::service_fn(move |_: Uri| {
-                    let path = path.clone();
-                    async move { UnixStream::connect(path).await.map(TokioIo::new) }
-                })),
+                Endpoint::from_static("http://localhost").connect_with_connector(
+                    tower::service_fn(move |_: Uri| {
+                        let path = path.clone();
+                        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+                    }),
+                ),
             )
             .with_context(|| format!("no driver answers at {}", socket.display()))?;
         Ok(Self {
@@ -151,8 +153,13 @@ impl Csi {
         NodeClient::new(self.channel.clone())
     }
 
-    fn call<T>(&self, reply: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
-        self.runtime.block_on(reply).map(tonic::Response::into_inner)
+    fn call<T>(
+        &self,
+        reply: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, Status> {
+        self.runtime
+            .block_on(reply)
+            .map(tonic::Response::into_inner)
     }
 
     /// Identity: Probe.
@@ -169,7 +176,9 @@ impl Csi {
     /// CreateVolume as it is.
     pub fn create_raw(&self, request: csi::CreateVolumeRequest) -> Result<csi::Volume, Status> {
         let reply = self.call(self.controller().create_volume(self.request(request)))?;
-        reply.volume.ok_or_else(|| Status::internal("the reply has no volume"))
+        reply
+            .volume
+            .ok_or_else(|| Status::internal("the reply has no volume"))
     }
 
     /// DeleteVolume.
@@ -178,7 +187,8 @@ impl Csi {
             volume_id: volume_id.into(),
             ..csi::DeleteVolumeRequest::default()
         };
-        self.call(self.controller().delete_volume(self.request(request))).map(drop)
+        self.call(self.controller().delete_volume(self.request(request)))
+            .map(drop)
     }
 
     /// ControllerPublishVolume; gives the publish context.
@@ -194,7 +204,10 @@ impl Csi {
             volume_capability: Some(single_writer(fs_type)),
             ..csi::ControllerPublishVolumeRequest::default()
         };
-        let reply = self.call(self.controller().controller_publish_volume(self.request(request)))?;
+        let reply = self.call(
+            self.controller()
+                .controller_publish_volume(self.request(request)),
+        )?;
         Ok(reply.publish_context)
     }
 
@@ -205,8 +218,11 @@ impl Csi {
             node_id: node_id.into(),
             ..csi::ControllerUnpublishVolumeRequest::default()
         };
-        self.call(self.controller().controller_unpublish_volume(self.request(request)))
-            .map(drop)
+        self.call(
+            self.controller()
+                .controller_unpublish_volume(self.request(request)),
+        )
+        .map(drop)
     }
 
     /// NodeStageVolume.
@@ -240,7 +256,8 @@ impl Csi {
             volume_capability: Some(capability),
             ..csi::NodeStageVolumeRequest::default()
         };
-        self.call(self.node().node_stage_volume(self.request(request))).map(drop)
+        self.call(self.node().node_stage_volume(self.request(request)))
+            .map(drop)
     }
 
     /// NodeUnstageVolume.
@@ -249,7 +266,8 @@ impl Csi {
             volume_id: volume_id.into(),
             staging_target_path: staging_path.into(),
         };
-        self.call(self.node().node_unstage_volume(self.request(request))).map(drop)
+        self.call(self.node().node_unstage_volume(self.request(request)))
+            .map(drop)
     }
 
     /// NodePublishVolume.
@@ -271,7 +289,8 @@ impl Csi {
             readonly,
             ..csi::NodePublishVolumeRequest::default()
         };
-        self.call(self.node().node_publish_volume(self.request(request))).map(drop)
+        self.call(self.node().node_publish_volume(self.request(request)))
+            .map(drop)
     }
 
     /// NodeUnpublishVolume.
@@ -280,7 +299,8 @@ impl Csi {
             volume_id: volume_id.into(),
             target_path: target_path.into(),
         };
-        self.call(self.node().node_unpublish_volume(self.request(request))).map(drop)
+        self.call(self.node().node_unpublish_volume(self.request(request)))
+            .map(drop)
     }
 
     /// The timelines of the last operations, oldest first; only those of `volume` when it is not empty.
@@ -290,6 +310,8 @@ impl Csi {
             ..ListOperationsRequest::default()
         };
         let mut client = TraceClient::new(self.channel.clone());
-        Ok(self.call(client.list_operations(self.request(request)))?.operations)
+        Ok(self
+            .call(client.list_operations(self.request(request)))?
+            .operations)
     }
 }
