@@ -1,3 +1,4 @@
 //! Tier `host`: the kernel rooms on any Linux, as root: loop devices, mounts, namespaces.
 
 mod format;
+mod mounts;
