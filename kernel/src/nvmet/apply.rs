@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -32,7 +33,7 @@ impl Target {
     /// Makes a port. Refuses ([`Error::Foreign`]) when the port exists with another address.
     pub fn converge_port(&self, port: &PortSpec) -> Result<Outcome, Error> {
         let dir = self.root.join("ports").join(port.id.to_string());
-        let wanted = port_attributes(port);
+        let wanted = port_attributes(port)?;
         let made = make(&dir)?;
         let in_use = !entries(&dir.join("subsystems"))?.is_empty();
         let mut outcome = made;
@@ -61,18 +62,16 @@ impl Target {
         Ok(remove_dir(&self.root.join("ports").join(id.to_string()))?)
     }
 
-    /// Makes a subsystem with `attr_allow_any_host` 0, serial and model.
+    /// Makes a subsystem with `attr_allow_any_host` 0, serial and model. Refuses ([`Error::Foreign`]) to
+    /// give one another serial or model once a host has connected to it: the kernel does.
     pub fn converge_subsystem(&self, subsystem: &SubsystemSpec) -> Result<Outcome, Error> {
         let dir = self.subsystem_dir(&subsystem.nqn)?;
         let serial = names::text("serial number", &subsystem.serial, 20)?;
         let model = names::text("model", &subsystem.model, 40)?;
         let mut outcome = make(&dir)?;
-        for (name, value) in [
-            ("attr_allow_any_host", "0"),
-            ("attr_serial", serial),
-            ("attr_model", model),
-        ] {
-            outcome = outcome.and(converge_attribute(&dir.join(name), value)?);
+        outcome = outcome.and(converge_attribute(&dir.join("attr_allow_any_host"), "0")?);
+        for (name, value) in [("attr_serial", serial), ("attr_model", model)] {
+            outcome = outcome.and(converge_once(&dir.join(name), value)?);
         }
         Ok(outcome)
     }
@@ -191,15 +190,21 @@ impl Target {
         for port in found.ports {
             self.unlink_port(nqn, port)?;
         }
+        // As they are named in the directory, whoever has named them.
+        let allowed = self.subsystem_dir(nqn)?.join("allowed_hosts");
         for host in &found.allowed_hosts {
-            self.disallow_host(nqn, host)?;
+            remove_link(&allowed.join(host))?;
         }
         for namespace in &found.namespaces {
             self.remove_namespace(nqn, namespace.nsid)?;
         }
         let outcome = remove_dir(&self.subsystem_dir(nqn)?)?;
         for host in &found.allowed_hosts {
-            self.remove_host(host)?;
+            match self.remove_host(host) {
+                // Not a name that this driver gives: its owner removes it.
+                Err(Error::BadName { .. }) => {}
+                other => drop(other?),
+            }
         }
         Ok(outcome)
     }
@@ -218,17 +223,45 @@ impl Outcome {
 }
 
 /// A port's attributes, in the order in which they are written.
-fn port_attributes(port: &PortSpec) -> Vec<(&'static str, String)> {
+fn port_attributes(port: &PortSpec) -> Result<Vec<(&'static str, String)>, Error> {
     let Some(address) = port.address else {
-        return vec![("addr_trtype", "loop".into())];
+        return Ok(vec![("addr_trtype", "loop".into())]);
+    };
+    // The kernel wants a link-local address with `%` and its interface (`inet_pton_with_scope`).
+    let traddr = match address {
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => match v6.scope_id() {
+            0 => {
+                return Err(Error::BadName {
+                    what: "portal",
+                    value: address.to_string(),
+                    why: "a link-local address needs its interface: write [fe80::1%2]:4420, with the index that ip link shows",
+                });
+            }
+            index => format!("{}%{index}", v6.ip()),
+        },
+        _ => address.ip().to_string(),
     };
     let family = if address.is_ipv4() { "ipv4" } else { "ipv6" };
-    vec![
+    Ok(vec![
         ("addr_trtype", "tcp".into()),
         ("addr_adrfam", family.into()),
-        ("addr_traddr", address.ip().to_string()),
+        ("addr_traddr", traddr),
         ("addr_trsvcid", address.port().to_string()),
-    ]
+    ])
+}
+
+/// An attribute that the kernel lets nobody change once a host has read it (`nvmet_subsys_attr_serial_store`).
+fn converge_once(path: &Path, value: &str) -> Result<Outcome, Error> {
+    match converge_attribute(path, value) {
+        Err(Error::Sys(error)) if error.errno == Errno::EINVAL => Err(Error::Foreign {
+            path: path.to_owned(),
+            wanted: value.to_owned(),
+            found: attr::read(path)?,
+            remedy: "a host has connected to the subsystem since it was made: unpublish the volume, remove the subsystem \
+                     and let it be made again",
+        }),
+        outcome => outcome,
+    }
 }
 
 fn converge_attribute(path: &Path, value: &str) -> Result<Outcome, Error> {

@@ -174,6 +174,55 @@ fn bug_c_60_a_portal_says_its_address_family() {
 }
 
 #[test]
+fn bug_c_60_a_link_local_portal_needs_its_interface() {
+    let port = |address: &str| PortSpec {
+        id: 1,
+        address: Some(address.parse().expect("an address")),
+    };
+    let tree = Tree::new().with_port(1);
+    let refused = tree.target().converge_port(&port("[fe80::1]:4420"));
+    assert!(matches!(refused, Err(Error::BadName { .. })), "{refused:?}");
+    tree.target()
+        .converge_port(&port("[fe80::1%3]:4420"))
+        .expect("converged");
+    assert_eq!(tree.read("ports/1/addr_traddr"), "fe80::1%3");
+}
+
+#[test]
+fn a_serial_that_can_no_longer_be_changed_says_what_to_do() {
+    let tree = Tree::new().with_subsystem();
+    // This file, too, answers EINVAL to what it does not take.
+    let serial = tree.path().join(format!("subsystems/{NQN}/attr_serial"));
+    fs::remove_file(&serial).expect("unlink");
+    std::os::unix::fs::symlink("/proc/self/oom_score_adj", &serial).expect("symlink");
+    let wanted = SubsystemSpec {
+        nqn: NQN.into(),
+        serial: "another".into(),
+        model: "zvolt".into(),
+    };
+    let refused = tree.target().converge_subsystem(&wanted);
+    assert!(matches!(refused, Err(Error::Foreign { .. })), "{refused:?}");
+}
+
+#[test]
+fn rule_08_a_subsystem_goes_with_hosts_that_others_have_linked() {
+    let tree = Tree::new().with_subsystem().with_port(1);
+    let target = tree.target();
+    target.link_port(NQN, 1).expect("linked");
+    target.allow_host(NQN, HOST).expect("allowed");
+    let foreign = tree.path().join("hosts/by hand");
+    fs::create_dir(&foreign).expect("mkdir");
+    let allowed = tree.path().join(format!("subsystems/{NQN}/allowed_hosts"));
+    std::os::unix::fs::symlink(&foreign, allowed.join("by hand")).expect("symlink");
+
+    // A plain directory keeps the files and groups that configfs takes away with the subsystem.
+    assert!(target.remove_subsystem(NQN).is_err());
+    let left = target.observe(NQN).expect("read").expect("there");
+    assert_eq!((left.allowed_hosts, left.ports), (vec![], vec![]));
+    assert!(foreign.exists());
+}
+
+#[test]
 fn a_port_in_use_with_another_address_is_refused() {
     let tree = Tree::new().with_subsystem().with_port(1);
     let port = |address: &str| PortSpec {
