@@ -11,7 +11,7 @@ mod steps;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use zvolt_kernel::nvme::{self, HostIdentity};
 use zvolt_kernel::{SysError, preflight};
@@ -24,10 +24,6 @@ use devices::Devices;
 use observe::Observer;
 use paths::Base;
 use steps::Runner;
-
-/// How long before the RPC's deadline a bounded unmount gives up waiting, so that the answer still
-/// gets out.
-const ANSWER_MARGIN: Duration = Duration::from_millis(200);
 
 /// What a node needs to know.
 #[derive(Debug, Clone)]

@@ -17,7 +17,7 @@ use crate::model::volume::FsType;
 use super::devices::Waiter;
 use super::paths::Place;
 use super::plan::Step;
-use super::{ANSWER_MARGIN, Error, ErrorKind, Node, StageRequest};
+use super::{Error, ErrorKind, Node, StageRequest};
 
 /// Runs the steps of one plan.
 #[derive(Debug)]
@@ -350,8 +350,7 @@ fn kind_of(fs_type: FsType) -> FsKind {
 
 /// Rule 10: bounded, then detached lazily, then reported.
 fn detach(place: &Place, deadline: Instant) -> Result<(), Error> {
-    let bound = deadline.checked_sub(ANSWER_MARGIN).unwrap_or(deadline);
-    match mount::unmount_at(&place.parent, &place.name, bound) {
+    match mount::unmount_at(&place.parent, &place.name, deadline) {
         Ok(Unmounted::Clean | Unmounted::WasNot) => Ok(()),
         Ok(Unmounted::DetachedStillBusy) => Err(Error::new(
             ErrorKind::DeadlineExceeded,
