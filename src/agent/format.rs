@@ -1,44 +1,36 @@
 //! Making the filesystem of a new zvol, and the last look before it (rule 1).
 //!
-//! The format record says that the zvol is new; the content must agree. Before mkfs a mark with the
-//! filesystem's UUID is written over the first sector and synced. That UUID derives from the pool's
-//! and the dataset's GUIDs, so whoever finds the mark, or a superblock with that UUID, on a zvol
-//! whose record is still pending knows that what is there is our own mkfs, cut short: nobody can have
-//! used it, for it was never exported. Everything else is left alone, also what may be ours.
+//! The format record says that the zvol is new; the content must agree. It is formatted when it is
+//! blank, or when its superblock has the UUID that derives from the pool's and the dataset's GUIDs:
+//! that is our own mkfs, finished or not, and not recorded yet; nobody can have used it, for it was
+//! never exported. Everything else is left alone, also the rest of an mkfs that was killed in the few
+//! milliseconds before its superblock is written: nothing proves that it is one, and a person who
+//! deletes the claim loses nothing by it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use uuid::Uuid;
+use zvolt_kernel::error::Errno;
 use zvolt_kernel::probe::{self, Content, FsKind};
 use zvolt_kernel::{SysError, block, format};
 
 use super::observe::Failure;
 use crate::model::volume::reason;
 
-/// Where ext4 and XFS keep what they do not put there themselves, and no partition table fits its signature.
-const SECTOR: usize = 512;
-const MARK: &[u8] = b"zvolt: mkfs has begun, UUID ";
-
 /// What the content of a zvol allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Verdict {
-    /// Nothing on it.
-    Blank,
-    /// Our own mkfs, cut short or not recorded.
-    Ours,
-    /// Something else.
+    /// Format it.
+    Format,
+    /// It holds this.
     Refuse(String),
 }
 
 /// Makes the filesystem on `device`, whose zvol is `dataset`.
 pub fn make(device: &Path, dataset: &str, kind: FsKind, uuid: Uuid) -> Result<(), Failure> {
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .open(device)
-        .map_err(|e| Failure::kernel(SysError::io("open", device, &e)))?;
+    let file = File::open(device).map_err(|e| Failure::kernel(SysError::io("open", device, &e)))?;
     let owner = block::zvol_name(&file, device).map_err(Failure::kernel)?;
     if owner != dataset {
         return Err(Failure::kernel(format!(
@@ -46,83 +38,100 @@ pub fn make(device: &Path, dataset: &str, kind: FsKind, uuid: Uuid) -> Result<()
             device.display()
         )));
     }
-    if block::is_held(device).map_err(Failure::kernel)? {
-        return Err(Failure::passing(
-            reason::BUSY,
+    if let Verdict::Refuse(what) = look(&file, device, kind, uuid).map_err(Failure::kernel)? {
+        return Err(Failure::lasting(
+            reason::DATASET_FOREIGN,
             format!(
-                "{} ({dataset}) is mounted or held by something (see /sys/block/*/holders; exclude zd* in LVM's and \
-                 multipath's configuration): it is not formatted",
-                device.display()
+                "{dataset} awaits its first format, but holds {what}: it is not formatted; look at it, then delete the \
+                 claim if nothing on it is needed"
             ),
         ));
     }
-    match look(&file, device, kind, uuid).map_err(Failure::kernel)? {
-        Verdict::Refuse(what) => {
-            return Err(Failure::lasting(
-                reason::DATASET_FOREIGN,
-                format!(
-                    "{dataset} awaits its first format, but holds {what}: it is not formatted; look at it, then delete \
-                     the claim if nothing on it is needed"
-                ),
-            ));
-        }
-        Verdict::Blank => {
-            write_mark(&file, uuid)
-                .map_err(|e| Failure::kernel(SysError::io("pwrite", device, &e)))?;
-        }
-        Verdict::Ours => tracing::info!(
-            dataset,
-            "mkfs was cut short or not recorded: it is made again"
+    format::make(kind, device, uuid).map_err(|error| match &error {
+        format::Error::Sys(e) if e.errno == Errno::EBUSY => Failure::passing(
+            reason::BUSY,
+            format!(
+                "{dataset}: {error}: something holds the new device; see /sys/block/*/holders, and exclude zd* in the \
+                 configuration of LVM and multipath"
+            ),
         ),
-    }
-    format::make(kind, device, uuid).map_err(|e| match e {
-        // Nothing changes by itself until somebody installs it, but then all is well.
-        format::Error::Missing { .. } => Failure::passing(reason::KERNEL, e.to_string()),
-        e => Failure::kernel(e),
-    })?;
-    erase_mark(&file).map_err(|e| Failure::kernel(SysError::io("fsync", device, &e)))
+        _ => Failure::kernel(format!("{dataset}: {error}")),
+    })
 }
 
 fn look(file: &File, device: &Path, kind: FsKind, uuid: Uuid) -> Result<Verdict, SysError> {
     let mut head = [0; 4096];
     file.read_exact_at(&mut head, 0)
         .map_err(|e| SysError::io("pread", device, &e))?;
-    if head[..SECTOR] == mark(uuid) {
-        return Ok(Verdict::Ours);
+    // mkfs.xfs marks its superblock while it works, and then it is nobody's filesystem yet.
+    if kind == FsKind::Xfs && head.starts_with(b"XFSB") && head[32..48] == *uuid.as_bytes() {
+        return Ok(Verdict::Format);
     }
     Ok(match probe::classify(&head) {
-        Content::Zeros if probe::is_blank(file, device)? => Verdict::Blank,
-        Content::Zeros => Verdict::Refuse("data behind a blank first sector".into()),
-        Content::Filesystem(found) if (found.kind, found.uuid) == (kind, uuid) => Verdict::Ours,
-        Content::Filesystem(found) => Verdict::Refuse(format!(
-            "an {} filesystem with UUID {}",
-            found.kind.name(),
-            found.uuid
-        )),
+        Content::Zeros if probe::is_blank(file, device)? => Verdict::Format,
+        Content::Zeros => Verdict::Refuse("data behind a blank start".into()),
+        Content::Filesystem(found) if (found.kind, found.uuid) == (kind, uuid) => Verdict::Format,
+        Content::Filesystem(found) => {
+            let name = found.kind.name();
+            Verdict::Refuse(format!("a filesystem ({name}, UUID {})", found.uuid))
+        }
         Content::Foreign(what) => Verdict::Refuse(what),
     })
 }
 
-fn mark(uuid: Uuid) -> [u8; SECTOR] {
-    let mut sector = [0; SECTOR];
-    sector[..MARK.len()].copy_from_slice(MARK);
-    let text = uuid.hyphenated().to_string();
-    sector[MARK.len()..MARK.len() + text.len()].copy_from_slice(text.as_bytes());
-    sector
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn write_mark(file: &File, uuid: Uuid) -> std::io::Result<()> {
-    file.write_all_at(&mark(uuid), 0)?;
-    file.sync_data()
-}
+    const OURS: Uuid = Uuid::from_u128(7);
 
-/// XFS has written over the mark, ext4 leaves the first sector alone. The sync puts the filesystem on
-/// the disk before its record says that it is there.
-fn erase_mark(file: &File) -> std::io::Result<()> {
-    let mut sector = [0; SECTOR];
-    file.read_exact_at(&mut sector, 0)?;
-    if sector.starts_with(MARK) {
-        file.write_all_at(&[0; SECTOR], 0)?;
+    fn verdict(kind: FsKind, parts: &[(u64, &[u8])]) -> Verdict {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(16 << 20).unwrap();
+        for (at, bytes) in parts {
+            file.write_all_at(bytes, *at).unwrap();
+        }
+        look(&file, Path::new("zd0"), kind, OURS).unwrap()
     }
-    file.sync_all()
+
+    fn xfs(uuid: Uuid, in_progress: u8) -> Vec<u8> {
+        let mut head = vec![0; 512];
+        head[..4].copy_from_slice(b"XFSB");
+        head[4..8].copy_from_slice(&4096_u32.to_be_bytes());
+        head[8..16].copy_from_slice(&4096_u64.to_be_bytes());
+        head[32..48].copy_from_slice(uuid.as_bytes());
+        head[126] = in_progress;
+        head
+    }
+
+    #[test]
+    fn rule_01_blank_and_our_own_mkfs_are_formatted() {
+        assert_eq!(verdict(FsKind::Ext4, &[]), Verdict::Format);
+        assert_eq!(verdict(FsKind::Xfs, &[(0, &xfs(OURS, 0))]), Verdict::Format);
+        assert_eq!(verdict(FsKind::Xfs, &[(0, &xfs(OURS, 1))]), Verdict::Format);
+    }
+
+    #[test]
+    fn rule_01_whatever_else_there_is_stays() {
+        let refused = |kind, parts: &[(u64, &[u8])]| match verdict(kind, parts) {
+            Verdict::Refuse(what) => what,
+            Verdict::Format => panic!("{parts:?}"),
+        };
+        assert!(refused(FsKind::Xfs, &[(0, &xfs(Uuid::from_u128(8), 0))]).contains("xfs"));
+        refused(FsKind::Xfs, &[(0, &xfs(Uuid::from_u128(8), 1))]);
+        assert!(
+            refused(FsKind::Ext4, &[(0, &xfs(OURS, 0))]).contains("xfs"),
+            "another kind"
+        );
+        refused(FsKind::Ext4, &[(0, b"#!/bin/sh")]);
+        refused(FsKind::Ext4, &[(65_536, b"_BHRfS_M")]);
+        refused(FsKind::Ext4, &[((16 << 20) - 512, b"EFI PART")]);
+    }
+
+    #[test]
+    fn rule_01_what_cannot_be_read_is_not_blank() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4095).unwrap();
+        assert!(look(&file, Path::new("zd0"), FsKind::Ext4, OURS).is_err());
+    }
 }

@@ -102,13 +102,7 @@ impl KernelHost {
             return Ok(());
         }
         let parent = names::block_parent(pool);
-        for (end, _) in parent
-            .match_indices('/')
-            .skip(1)
-            .chain([(parent.len(), "")])
-        {
-            self.zfs.ensure_container(&parent[..end]).map_err(of_zfs)?;
-        }
+        self.zfs.ensure_container(&parent).map_err(of_zfs)?;
         let properties = self.zfs.properties(&parent).map_err(of_zfs)?;
         if properties.get("volmode").is_none_or(|mode| mode != "dev") {
             self.zfs
@@ -172,13 +166,23 @@ impl KernelHost {
             .map_err(Failure::kernel)
     }
 
+    /// In the order of rule 8. The hosts go here, under the lock, so that the room finds none left.
     fn teardown(&self, nqn: &str, hosts: &[String]) -> Result<(), Failure> {
-        self.target.remove_subsystem(nqn).map_err(Failure::kernel)?;
-        let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        for host in hosts {
-            self.target.remove_host(host).map_err(Failure::kernel)?;
+        let Some(found) = self.target.observe(nqn).map_err(Failure::kernel)? else {
+            return Ok(());
+        };
+        for port in found.ports {
+            self.target
+                .unlink_port(nqn, port)
+                .map_err(Failure::kernel)?;
         }
-        Ok(())
+        for host in hosts {
+            self.disallow(nqn, host)?;
+        }
+        self.target
+            .remove_subsystem(nqn)
+            .map(drop)
+            .map_err(Failure::kernel)
     }
 }
 

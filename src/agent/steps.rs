@@ -81,11 +81,11 @@ pub enum Act {
         /// after the fence. Not done when others share the volume: they would lose the namespace.
         drain: Option<Backing>,
     },
-    /// Remove the subsystem, and the entries of hosts that nothing else admits.
+    /// Remove the subsystem, and the entries of these hosts that nothing else admits.
     Teardown {
         /// Subsystem.
         nqn: String,
-        /// Hosts that it admits.
+        /// Hosts that it admits or may have admitted.
         hosts: Vec<String>,
     },
     /// Destroy the zvol, never recursively.

@@ -58,10 +58,10 @@ impl Access {
             return None;
         }
         let mut steps: Vec<Step> = leaving
-            .intersection(&self.allowed)
+            .into_iter()
             .map(|host| Act::DisallowHost {
                 nqn: self.nqn.clone(),
-                host: host.clone(),
+                host,
             })
             .map(Step::from)
             .collect();
@@ -118,6 +118,11 @@ impl Access {
             nqn: self.nqn.clone(),
             host: host.to_owned(),
         }
+    }
+
+    /// The hosts that are admitted, or may be.
+    pub(super) fn admitted(&self) -> Vec<String> {
+        self.published.union(&self.allowed).cloned().collect()
     }
 
     /// Whether the agent's word is what is mapped.

@@ -233,7 +233,7 @@ fn delete(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> {
         // Its first act is to unlink the ports: whoever was admitted is cut by that.
         steps.push(Step::Act(Act::Teardown {
             nqn: export.nqn.clone(),
-            hosts: export.allowed_hosts.clone(),
+            hosts: Access::of(volume, Some(export)).admitted(),
         }));
     }
     if !volume.status.published_initiators.is_empty() {

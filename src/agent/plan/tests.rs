@@ -391,7 +391,10 @@ fn rule_04_a_crash_after_the_disallow_still_cuts() {
     let volume = is_ready(&[], &["node0"]);
     assert_eq!(
         run(&volume, &seen(Some(exported(&[])), None)),
-        ("agent.fence", vec!["nvmet.cut", "store.status"])
+        (
+            "agent.fence",
+            vec!["nvmet.disallow-host", "nvmet.cut", "store.status"]
+        )
     );
 }
 
