@@ -2,7 +2,6 @@ use std::fs;
 use std::time::Duration;
 
 use super::*;
-use crate::store::Change;
 use crate::store::conformance::{self, initiator, volume};
 
 #[tokio::test(flavor = "multi_thread")]
