@@ -1,1 +1,250 @@
-fn main(){}
+//! `cargo lab`: the lab's command line.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the lab runs the host's tools and waits for machines; the driver's rules are not its own"
+)]
+
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::os::unix::process::CommandExt;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use zvolt_lab::tiers::{self, Tier};
+use zvolt_lab::{Lab, Started, cleanup, control, host, image, keeper, machines, progress};
+
+#[derive(Parser)]
+#[command(
+    name = "cargo lab",
+    bin_name = "cargo lab",
+    version,
+    about = "Real kernels, real ZFS, in virtual machines",
+    long_about = "Builds a Debian 13 machine image with ZFS (once, cached by what goes in), boots machines from it \
+                  under QEMU, and runs the demo and the tests on them. Installs what it needs by apt, as root or by \
+                  sudo -n. Leaves nothing behind but the cached image.",
+    after_help = "Environment:\n  \
+                  ZVOLT_LAB_RUN     run folder of the lab (default: one for each user); several labs can run at once\n  \
+                  ZVOLT_LAB_ACCEL   kvm or tcg, instead of trying\n  \
+                  ZVOLT_LAB_MIRROR  Debian mirror to build the image from\n\n\
+                  Exit status: 0 done; 1 failed, or a test failed or did not run; 2 wrong usage;\n\
+                  128+N ended by signal N after cleaning up. `ssh` ends with its command's own status."
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Start a lab and leave it running
+    #[command(
+        after_help = "Examples:\n  cargo lab up\n  cargo lab up --nodes 3\n  ZVOLT_LAB_RUN=/tmp/lab2 cargo lab up"
+    )]
+    Up {
+        #[command(flatten)]
+        size: Size,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Show the lab that runs
+    #[command(after_help = "Example:\n  cargo lab status --output json")]
+    Status {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// A shell, or one command, on a machine of the running lab
+    #[command(
+        after_help = "Examples:\n  cargo lab ssh node0\n  cargo lab ssh storage0 zpool status"
+    )]
+    Ssh {
+        /// Name of the machine
+        host: String,
+        /// Command and its arguments; none gives a shell
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// End the running lab and remove every trace of it
+    #[command(after_help = "Example:\n  cargo lab down")]
+    Down,
+    /// Run tests; starts a lab of its own when the tier needs one and none runs
+    #[command(
+        after_help = "Examples:\n  cargo lab test\n  cargo lab test vm rule_04\n  cargo lab test --list --output json"
+    )]
+    Test {
+        /// Only this tier
+        tier: Option<Tier>,
+        /// Only tests that have this in their name
+        name_filter: Option<String>,
+        /// Name the tests by tier; run none
+        #[arg(long)]
+        list: bool,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Remove the cached images
+    #[command(after_help = "Example:\n  cargo lab clean")]
+    Clean,
+    #[command(hide = true)]
+    Keep { plan: String },
+}
+
+#[derive(Args)]
+struct Size {
+    /// Storage hosts with a pool `tank` each
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=9))]
+    storage: u8,
+    /// Consumers
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=9))]
+    nodes: u8,
+}
+
+#[derive(Args)]
+struct Output {
+    /// How to print data on standard output
+    #[arg(short, long, default_value = "text")]
+    output: Format,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = run(cli.verb);
+    cleanup::yield_to_signal();
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result<ExitCode> {
+    if let Verb::Keep { plan } = &verb {
+        let plan = serde_json::from_str(plan).context("read the plan of the lab")?;
+        keeper::run(plan)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !matches!(verb, Verb::Ssh { .. }) {
+        cleanup::watch_signals()?;
+    }
+    match verb {
+        Verb::Up { size, output } => up(&size, output.output)?,
+        Verb::Status { output } => show(
+            &control::ask(&host::run_dir(), &control::Request::State)?,
+            output.output,
+        )?,
+        Verb::Ssh { host, command } => ssh(&host, &command)?,
+        Verb::Down => {
+            Lab::attach().context("there is nothing to end")?.down()?;
+            progress::note("the lab is gone");
+        }
+        Verb::Test {
+            tier,
+            name_filter,
+            list,
+            output,
+        } => {
+            if list {
+                return list_tests(tier, output.output);
+            }
+            return Ok(if tiers::run(tier, name_filter.as_deref())? {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
+        }
+        Verb::Clean => {
+            if Lab::attach().is_ok() {
+                bail!("a lab runs; end it first by `cargo lab down`");
+            }
+            progress::note(format!("removed {}", image::clean()?.display()));
+        }
+        Verb::Keep { .. } => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn up(size: &Size, format: Format) -> Result<()> {
+    let started = Started::new(&host::run_dir(), &machines(size.storage, size.nodes))?;
+    let state = started.lab().state().clone();
+    started.keep()?;
+    show(&state, format)?;
+    if std::io::stderr().is_terminal() {
+        progress::note("cargo lab ssh HOST gives a shell; cargo lab down ends it");
+    }
+    Ok(())
+}
+
+fn show(state: &control::State, format: Format) -> Result<()> {
+    if format == Format::Json {
+        println!("{}", serde_json::to_string_pretty(state)?);
+        return Ok(());
+    }
+    let mut text = format!(
+        "{:<10} {:<5} {:<14} {:<12} {:<6}\n",
+        "HOST", "STATE", "IPV4", "IPV6", "POOL"
+    );
+    for machine in &state.machines {
+        let _ = writeln!(
+            text,
+            "{:<10} {:<5} {:<14} {:<12} {:<6}",
+            machine.spec.name,
+            if machine.pid.is_some() { "on" } else { "off" },
+            machine.ipv4,
+            machine.ipv6,
+            if machine.spec.pool { "tank" } else { "-" }
+        );
+    }
+    print!("{text}");
+    println!(
+        "\nrun folder {}, on {}",
+        state.run_dir.display(),
+        state.accelerator
+    );
+    Ok(())
+}
+
+fn ssh(host: &str, command: &[String]) -> Result<()> {
+    let lab = Lab::attach()?;
+    let vm = lab.find(host).with_context(|| {
+        let names: Vec<&str> = lab.vms().iter().map(zvolt_lab::Vm::name).collect();
+        format!(
+            "there is no machine {host:?} in this lab; it has {}",
+            names.join(", ")
+        )
+    })?;
+    // Replaces this process; comes back only on failure.
+    Err(vm.interactive(command).exec()).context("start ssh")
+}
+
+fn list_tests(tier: Option<Tier>, format: Format) -> Result<ExitCode> {
+    let all = tiers::list(tier)?;
+    if format == Format::Json {
+        println!("{}", serde_json::to_string_pretty(&all)?);
+    } else {
+        for (tier, names) in &all {
+            for name in names {
+                println!("{tier:<5} {name}");
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+}

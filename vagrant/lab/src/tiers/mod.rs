@@ -1,0 +1,188 @@
+//! `cargo lab test`: the tiers of tests. Each names every test with its outcome as it goes, and ends
+//! with one line of passed, failed and not run. A tier that cannot run has failed.
+
+mod build;
+mod libtest;
+mod lint;
+pub(crate) mod vm;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use crate::{host, progress};
+
+/// A tier of tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Tier {
+    /// Format, lints, dependencies
+    Lint,
+    /// Logic, anywhere
+    Unit,
+    /// Kernel rooms as root on this machine: loop devices, mounts, namespaces
+    Host,
+    /// Kernel rooms and the driver on the lab's machines: ZFS, nvmet, reboots, cut cables
+    Vm,
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Lint => "lint",
+            Self::Unit => "unit",
+            Self::Host => "host",
+            Self::Vm => "vm",
+        })
+    }
+}
+
+/// How many tests went how.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Ran and held.
+    pub passed: usize,
+    /// Ran and did not hold, or could not run.
+    pub failed: usize,
+    /// Ignored, or their program ended before their turn.
+    pub not_run: usize,
+}
+
+impl Counts {
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.not_run += other.not_run;
+    }
+
+    fn total(self) -> usize {
+        self.passed + self.failed + self.not_run
+    }
+}
+
+/// Runs one tier or all, in order; gives whether everything ran and passed.
+pub fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<bool> {
+    let mut all = Counts::default();
+    for tier in chosen(tier) {
+        all.add(run_tier(tier, filter));
+    }
+    // A build that links against the tests' target folder may have said something; this line is alone.
+    println!("{} passed, {} failed", all.passed, all.failed + all.not_run);
+    Ok(all.failed + all.not_run == 0)
+}
+
+fn chosen(tier: Option<Tier>) -> Vec<Tier> {
+    match tier {
+        Some(tier) => vec![tier],
+        None => Tier::value_variants().to_vec(),
+    }
+}
+
+fn run_tier(tier: Tier, filter: Option<&str>) -> Counts {
+    println!("--- {tier}");
+    let begin = Instant::now();
+    let mut counts = Counts::default();
+    let outcome = match tier {
+        Tier::Lint => lint::run(filter, &mut counts),
+        Tier::Unit => unit(filter, &mut counts),
+        Tier::Host => on_host(filter, &mut counts),
+        Tier::Vm => vm::run(filter, &mut counts),
+    };
+    crate::cleanup::yield_to_signal();
+    if let Err(error) = outcome {
+        println!("FAILED  tier {tier} could not run: {error:#}");
+        counts.failed += 1;
+    } else if counts.total() == 0 && filter.is_some() {
+        println!(
+            "FAILED  no test of tier {tier} has {:?} in its name",
+            filter.unwrap_or_default()
+        );
+        counts.failed += 1;
+    }
+    progress::note(format!(
+        "tier {tier} took {}",
+        progress::seconds(begin.elapsed())
+    ));
+    println!(
+        "{tier}: {} passed, {} failed, {} not run",
+        counts.passed, counts.failed, counts.not_run
+    );
+    counts
+}
+
+/// The names of the tests of one tier or all.
+pub fn list(tier: Option<Tier>) -> Result<BTreeMap<String, Vec<String>>> {
+    let mut all = BTreeMap::new();
+    for tier in chosen(tier) {
+        let names = match tier {
+            Tier::Lint => lint::names(),
+            Tier::Unit => {
+                let mut command = unit_command();
+                command.args(["--", "--list", "--format", "terse"]);
+                libtest::list(command)?
+            }
+            Tier::Host => libtest::list(lister(&build::test("zvolt-kernel", "host")?))?,
+            Tier::Vm => {
+                let mut names = libtest::list(lister(&build::test("zvolt-kernel", "rooms")?))?;
+                names.extend(libtest::list(lister(&build::test("zvolt", "vm")?))?);
+                names
+            }
+        };
+        all.insert(tier.to_string(), names);
+    }
+    Ok(all)
+}
+
+fn lister(binary: &Path) -> Command {
+    let mut command = Command::new(binary);
+    command.args(["--list", "--format", "terse"]);
+    command
+}
+
+fn unit_command() -> Command {
+    let mut command = build::cargo();
+    command.args([
+        "test",
+        "--workspace",
+        "--locked",
+        "--quiet",
+        "--no-fail-fast",
+    ]);
+    command
+}
+
+fn unit(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
+    let mut command = build::cargo();
+    command.args([
+        "test",
+        "--workspace",
+        "--locked",
+        "--no-fail-fast",
+        "--color=never",
+    ]);
+    command.arg("--").args(filter);
+    libtest::run(command, counts)
+}
+
+fn on_host(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
+    let binary = build::test("zvolt-kernel", "host")?;
+    host::require(host::HOST_TESTS)?;
+    // What a test mounts and forgets goes with the namespace.
+    let mut command = host::root_command("unshare");
+    command
+        .args(["--mount", "--propagation", "private"])
+        .arg(binary);
+    command
+        .args(["--test-threads=1", "--color=never"])
+        .args(filter);
+    libtest::run(command, counts)
+}
+
+/// The root of the workspace.
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
