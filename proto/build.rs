@@ -21,6 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .collect();
 
     tonic_prost_build::configure()
+        // A call that a service does not have answers UNIMPLEMENTED.
+        .generate_default_stubs(true)
         .skip_debug(secretive.iter().map(|m| format!(".{}", m.full_name())))
         .compile_fds(compiler.file_descriptor_set())?;
 

@@ -1,5 +1,11 @@
 //! zvolt: a CSI driver for bare metal. The first argument is the mode.
 
+#![forbid(unsafe_code)]
+#![allow(
+    unreachable_pub,
+    reason = "a program exports nothing: `pub` says what a room shows the others"
+)]
+
 mod agent;
 mod cli;
 mod csi;

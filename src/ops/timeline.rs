@@ -59,7 +59,11 @@ impl Timeline {
             operation: Operation {
                 name: Cow::Borrowed(name),
                 volume: volume.to_owned(),
-                started: nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+                started: nanos(
+                    SystemTime::now()
+                        .duration_since(UNIX_EPOCH)
+                        .unwrap_or_default(),
+                ),
                 total: 0,
                 error: None,
                 steps: Vec::with_capacity(12),
@@ -78,6 +82,29 @@ impl Timeline {
         fault::point(name, Side::Before);
         let begin = self.began.elapsed();
         let outcome = act();
+        self.record(name, begin, &outcome);
+        outcome
+    }
+
+    /// The same for a step that waits for the store.
+    pub async fn wait<T, E: fmt::Display>(
+        &mut self,
+        name: &'static str,
+        act: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        fault::point(name, Side::Before);
+        let begin = self.began.elapsed();
+        let outcome = act.await;
+        self.record(name, begin, &outcome);
+        outcome
+    }
+
+    fn record<T, E: fmt::Display>(
+        &mut self,
+        name: &'static str,
+        begin: Duration,
+        outcome: &Result<T, E>,
+    ) {
         let end = self.began.elapsed();
         self.operation.steps.push(StepRecord {
             name: Cow::Borrowed(name),
@@ -88,7 +115,6 @@ impl Timeline {
         if outcome.is_ok() {
             fault::point(name, Side::After);
         }
-        outcome
     }
 
     /// Ends the operation, keeps it in the journal, and gives it back.
@@ -161,7 +187,11 @@ mod tests {
         for volume in ["a", "b", "c"] {
             Timeline::start("op", volume, Some(&journal)).finish(Ok(()));
         }
-        let kept: Vec<_> = journal.operations(None).into_iter().map(|o| o.volume).collect();
+        let kept: Vec<_> = journal
+            .operations(None)
+            .into_iter()
+            .map(|o| o.volume)
+            .collect();
         assert_eq!(kept, ["b", "c"]);
         assert_eq!(journal.operations(Some("c")).len(), 1);
     }
@@ -170,6 +200,9 @@ mod tests {
     fn an_operation_that_is_dropped_is_kept_as_cut_short() {
         let journal = Journal::new(2);
         drop(Timeline::start("op", "a", Some(&journal)));
-        assert_eq!(journal.operations(None)[0].error.as_deref(), Some("cut short"));
+        assert_eq!(
+            journal.operations(None)[0].error.as_deref(),
+            Some("cut short")
+        );
     }
 }

@@ -1,0 +1,156 @@
+//! The options of the modes that serve.
+
+use std::net::SocketAddr;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::csi::socket::Endpoint;
+use crate::model::names;
+use crate::node::NodeConfig;
+
+/// Controller, agent and node.
+#[derive(Debug, Args)]
+pub(super) struct Standalone {
+    #[command(flatten)]
+    pub(super) storage: Storage,
+    #[command(flatten)]
+    pub(super) node: Node,
+}
+
+/// The storage side.
+#[derive(Debug, Args)]
+pub(super) struct Storage {
+    /// Directory of the embedded store
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/zvolt", env = "ZVOLT_STORE", value_parser = directory)]
+    pub(super) store: PathBuf,
+    /// Where the NVMe/TCP target listens; may be given several times, consumers are told the first
+    #[arg(
+        long = "portal",
+        value_name = "ADDR:PORT",
+        required = true,
+        env = "ZVOLT_PORTAL",
+        value_delimiter = ',',
+        value_parser = portal
+    )]
+    pub(super) portals: Vec<SocketAddr>,
+    /// Number of the first portal's port below /sys/kernel/config/nvmet/ports; the others follow
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        env = "ZVOLT_PORT_ID_BASE"
+    )]
+    pub(super) port_id_base: u16,
+    /// How many volumes the agent works on at a time
+    #[arg(long, value_name = "N", default_value_t = 8, env = "ZVOLT_PARALLEL", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(super) parallel: u16,
+}
+
+/// The consumer side, and what all modes share.
+#[derive(Debug, Args)]
+pub(super) struct Node {
+    /// CSI node ID: 1 to 63 letters, digits, '.', '-' and '_'; the host name when not given
+    #[arg(long, value_name = "ID", env = "ZVOLT_NODE_ID", value_parser = node_id, default_value_t = host_name())]
+    pub(super) node_id: String,
+    /// Socket that the orchestrator connects to
+    #[arg(
+        long,
+        value_name = "SOCKET",
+        default_value = "unix:///run/zvolt/csi.sock",
+        env = "ZVOLT_ENDPOINT"
+    )]
+    pub(super) endpoint: Endpoint,
+    /// All staging and target paths lie below this directory
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet", env = "ZVOLT_KUBELET_DIR", value_parser = directory)]
+    pub(super) kubelet_dir: PathBuf,
+    /// I/O queues of a controller, never more than CPUs; 0 leaves it to the kernel
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4,
+        env = "ZVOLT_NR_IO_QUEUES"
+    )]
+    pub(super) nr_io_queues: u32,
+    /// Seconds until I/O queued for a lost target fails; -1: never, it waits for the target
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = -1,
+        env = "ZVOLT_FAST_IO_FAIL_TMO",
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i32).range(-1..)
+    )]
+    pub(super) fast_io_fail_tmo: i32,
+    /// Keep-alive time-out in seconds: how soon a dead target is noticed
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, env = "ZVOLT_KEEP_ALIVE_TMO", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) keep_alive_tmo: u32,
+    /// Seconds between tries to reconnect to a lost target
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, env = "ZVOLT_RECONNECT_DELAY", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) reconnect_delay: u32,
+    /// Deadline in seconds of a call whose client names none
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, env = "ZVOLT_RPC_TIMEOUT", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub(super) rpc_timeout: u32,
+    /// How many seconds a stop waits for the calls that run
+    #[arg(long, value_name = "SECONDS", default_value_t = 25, env = "ZVOLT_STOP_TIMEOUT", value_parser = clap::value_parser!(u32).range(0..=3600))]
+    pub(super) stop_timeout: u32,
+}
+
+impl Node {
+    /// As the node's room wants it.
+    pub(super) fn config(&self) -> NodeConfig {
+        NodeConfig {
+            node_id: self.node_id.clone(),
+            kubelet_dir: self.kubelet_dir.clone(),
+            nr_io_queues: Some(self.nr_io_queues).filter(|queues| *queues != 0),
+            fast_io_fail_tmo: self.fast_io_fail_tmo,
+            keep_alive_tmo: self.keep_alive_tmo,
+            reconnect_delay: self.reconnect_delay,
+            roots: Default::default(),
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Duration {
+        Duration::from_secs(self.rpc_timeout.into())
+    }
+
+    pub(super) fn grace(&self) -> Duration {
+        Duration::from_secs(self.stop_timeout.into())
+    }
+}
+
+fn host_name() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn node_id(text: &str) -> Result<String, &'static str> {
+    if names::is_node_id(text) {
+        return Ok(text.to_owned());
+    }
+    Err("1 to 63 letters, digits, '.', '-' and '_' are needed, with a letter or digit at both ends")
+}
+
+fn portal(text: &str) -> Result<SocketAddr, &'static str> {
+    let portal: SocketAddr = text
+        .parse()
+        .map_err(|_| "an address and a port are needed: 10.0.0.1:4420 or [fd00::1]:4420")?;
+    if portal.ip().is_unspecified() || portal.port() == 0 {
+        return Err("consumers connect to it: an address of this host is needed, and a port");
+    }
+    Ok(portal)
+}
+
+fn directory(text: &str) -> Result<PathBuf, &'static str> {
+    let path = Path::new(text);
+    let is_plain = path
+        .components()
+        .all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
+    if path.is_absolute() && is_plain && !text.contains(char::is_control) {
+        return Ok(path.to_owned());
+    }
+    Err("an absolute path without '..' is needed")
+}

@@ -1,0 +1,119 @@
+//! The gRPC server: which services a process has, and how it stops.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use zvolt_proto::csi::controller_server::ControllerServer;
+use zvolt_proto::csi::identity_server::IdentityServer;
+use zvolt_proto::csi::node_server::NodeServer;
+use zvolt_proto::trace::trace_server::TraceServer;
+
+use super::calls::Calls;
+use super::controller::ControllerService;
+use super::identity::{Controller, IdentityService};
+use super::node::NodeService;
+use super::socket::{self, Listening};
+use super::trace::TraceService;
+use crate::node::Node;
+use crate::ops::Journal;
+use crate::store::Store;
+
+/// What one process serves.
+#[derive(Debug)]
+pub struct Services<S> {
+    /// The consumer side.
+    pub node: Arc<Node>,
+    /// CSI node ID.
+    pub node_id: String,
+    /// All paths of the node's calls lie below it.
+    pub kubelet_dir: PathBuf,
+    /// The store behind the Controller service, where that is served.
+    pub store: Option<Arc<S>>,
+    /// Finished operations.
+    pub journal: Journal,
+    /// The deadline of a call whose client names none.
+    pub deadline: Duration,
+    /// How long a stop waits for the calls that run.
+    pub grace: Duration,
+}
+
+/// Why the server ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The socket.
+    #[error(transparent)]
+    Socket(#[from] socket::Error),
+    /// The transport.
+    #[error("the gRPC server failed: {0}")]
+    Transport(#[from] tonic::transport::Error),
+}
+
+/// Serves until `stop` turns true; then accepts nothing more and lets the running calls end, within the grace.
+pub async fn serve<S: Store>(
+    services: Services<S>,
+    listening: Listening,
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), Error> {
+    let (running, mut ended) = mpsc::channel(1);
+    let grace = services.grace;
+    // The sides do not share their locks: a node may unstage while the controller publishes elsewhere.
+    let calls = || Calls::new(services.deadline, running.clone());
+    let identity = IdentityService {
+        controller: match services.store {
+            Some(_) => Controller::Served,
+            None => Controller::Elsewhere,
+        },
+        calls: calls(),
+    };
+    let controller = services.store.map(|store| {
+        let owner = services.node_id.clone();
+        ControllerServer::new(ControllerService::new(
+            store,
+            owner,
+            services.journal.clone(),
+            calls(),
+        ))
+    });
+    let node = NodeService {
+        node: services.node,
+        node_id: services.node_id,
+        kubelet_dir: services.kubelet_dir,
+        calls: calls(),
+    };
+    let trace = TraceService {
+        journal: services.journal,
+        calls: calls(),
+    };
+    drop(running);
+    let mut stopping = stop.clone();
+    let serving = Server::builder()
+        .add_service(IdentityServer::new(identity))
+        .add_service(NodeServer::new(node))
+        .add_service(TraceServer::new(trace))
+        .add_optional_service(controller)
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listening.listener()?), async move {
+            let _ = stopping.wait_for(|stop| *stop).await;
+        });
+    let grace_is_over = async {
+        let _ = stop.wait_for(|stop| *stop).await;
+        let _ = timeout(grace, std::future::pending::<()>()).await;
+    };
+    let drained = async {
+        serving.await?;
+        // Calls whose clients have gone still work.
+        let _ = ended.recv().await;
+        Ok(())
+    };
+    tokio::select! {
+        outcome = drained => outcome,
+        () = grace_is_over => {
+            tracing::warn!(?grace, "some calls have not ended in time: the next start finds out what is left to do");
+            Ok(())
+        }
+    }
+}
