@@ -21,7 +21,7 @@ const MIB: u64 = 1 << 20;
 /// `linux/capability.h`.
 const CAP_SYS_RESOURCE: u32 = 24;
 
-pub(super) fn run(program: &str, args: &[&str]) -> Output {
+pub(crate) fn run(program: &str, args: &[&str]) -> Output {
     Command::new(program)
         .args(args)
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
@@ -29,7 +29,7 @@ pub(super) fn run(program: &str, args: &[&str]) -> Output {
         .unwrap_or_else(|e| panic!("{program} is needed: {e}"))
 }
 
-pub(super) fn must(program: &str, args: &[&str]) -> String {
+pub(crate) fn must(program: &str, args: &[&str]) -> String {
     let output = run(program, args);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -43,13 +43,13 @@ pub(super) fn must(program: &str, args: &[&str]) -> String {
 
 /// One test at a time: until it executes its program, a child that another test forks has a copy of
 /// every descriptor, and so holds devices that were opened with `O_EXCL`.
-pub(super) fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A loop device on a sparse file, gone with the value.
-pub(super) struct Loop {
+pub(crate) struct Loop {
     directory: tempfile::TempDir,
     pub(super) device: PathBuf,
 }

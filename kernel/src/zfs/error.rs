@@ -1,0 +1,288 @@
+//! From the numbers of libzfs_core and libzfs to [`Error`].
+
+use std::ffi::{CString, c_int};
+
+use nix::errno::Errno;
+use nix::libc;
+
+use super::ffi::handle::Failure;
+use super::{Error, name};
+use crate::error::SysError;
+
+/// `zfs_errno_t` (`sys/fs/zfs.h`), what may come here.
+mod zfs_errno {
+    use std::ffi::c_int;
+
+    pub(super) const IOC_CMD_UNAVAIL: c_int = 1029;
+    pub(super) const IOC_ARG_BADTYPE: c_int = 1032;
+    pub(super) const WRONG_PARENT: c_int = 1033;
+    pub(super) const EXPORT_IN_PROGRESS: c_int = 1038;
+    pub(super) const BADPROP: c_int = 1044;
+}
+
+/// `zfs_error_t` (`libzfs.h`); these did not move between 2.1 and 2.3.
+mod ezfs {
+    use std::ffi::c_int;
+
+    pub(super) const NOMEM: c_int = 2000;
+    pub(super) const BADPROP: c_int = 2001;
+    pub(super) const PROPREADONLY: c_int = 2002;
+    pub(super) const PROPTYPE: c_int = 2003;
+    pub(super) const PROPNONINHERIT: c_int = 2004;
+    pub(super) const PROPSPACE: c_int = 2005;
+    pub(super) const BUSY: c_int = 2007;
+    pub(super) const EXISTS: c_int = 2008;
+    pub(super) const NOENT: c_int = 2009;
+    pub(super) const DSREADONLY: c_int = 2011;
+    pub(super) const VOLTOOBIG: c_int = 2012;
+    pub(super) const INVALIDNAME: c_int = 2013;
+    pub(super) const PERM: c_int = 2031;
+    pub(super) const NOSPC: c_int = 2032;
+}
+
+/// `lzc_create` failed; `names` are the properties that it was given.
+pub(super) fn created(dataset: &str, names: &str, code: c_int) -> Error {
+    let bad = |property: &str, detail: &str| Error::BadProperty {
+        name: dataset.to_owned(),
+        property: property.to_owned(),
+        value: String::new(),
+        detail: format!("{detail} ({})", number(code)),
+    };
+    match code {
+        libc::ENOENT => Error::NotFound {
+            name: name::parent(dataset).unwrap_or(dataset).to_owned(),
+        },
+        libc::EDOM => bad("volblocksize", "is larger than zfs_max_recordsize"),
+        libc::ENOTSUP => bad(
+            names,
+            "one of them needs a feature that is not enabled on the pool: zpool upgrade",
+        ),
+        libc::EINVAL | libc::ERANGE | libc::E2BIG | zfs_errno::BADPROP => {
+            bad(names, "the kernel does not take one of them")
+        }
+        zfs_errno::WRONG_PARENT => sys("lzc_create", dataset, code, "its parent is a volume"),
+        _ => common("lzc_create", dataset, code),
+    }
+}
+
+/// `lzc_destroy` failed.
+pub(super) fn destroyed(dataset: &str, code: c_int) -> Error {
+    let busy = |detail: &str| Error::Busy {
+        name: dataset.to_owned(),
+        detail: detail.to_owned(),
+    };
+    match code {
+        libc::ENOENT => Error::NotFound {
+            name: dataset.to_owned(),
+        },
+        // Never recursive: what is below is somebody's.
+        libc::EEXIST => busy("it has children (zfs list -r -t all)"),
+        libc::EBUSY => busy(
+            "it is open or mounted, or has snapshots or holds (zfs list -t snapshot, fuser -v)",
+        ),
+        _ => common("lzc_destroy", dataset, code),
+    }
+}
+
+fn common(call: &'static str, dataset: &str, code: c_int) -> Error {
+    let name = dataset.to_owned();
+    match code {
+        libc::EEXIST => Error::Exists { name },
+        libc::ENOSPC | libc::EDQUOT => Error::NoSpace {
+            name,
+            detail: number(code),
+        },
+        libc::EBUSY => Error::Busy {
+            name,
+            detail: number(code),
+        },
+        zfs_errno::EXPORT_IN_PROGRESS => Error::Busy {
+            name,
+            detail: "the pool is being exported".to_owned(),
+        },
+        libc::EAGAIN => sys(
+            call,
+            dataset,
+            code,
+            "the pool is suspended: zpool status, zpool clear",
+        ),
+        libc::EPERM => sys(call, dataset, code, "needs CAP_SYS_ADMIN on the host"),
+        libc::EROFS => sys(call, dataset, code, "the pool is imported read-only"),
+        zfs_errno::IOC_CMD_UNAVAIL..=zfs_errno::IOC_ARG_BADTYPE => sys(
+            call,
+            dataset,
+            libc::ENOTSUP,
+            "the loaded zfs module is of another version than the libraries: reboot after an upgrade",
+        ),
+        _ => sys(call, dataset, code, ""),
+    }
+}
+
+fn sys(call: &'static str, dataset: &str, code: c_int, hint: &str) -> Error {
+    let detail = match Errno::from_raw(code) {
+        Errno::UnknownErrno => format!("ZFS error {code} {hint}").trim_end().to_owned(),
+        _ => hint.to_owned(),
+    };
+    SysError::new(call, dataset, Errno::from_raw(code))
+        .with_detail(detail)
+        .into()
+}
+
+fn number(code: c_int) -> String {
+    match Errno::from_raw(code) {
+        Errno::UnknownErrno => format!("ZFS error {code}"),
+        errno => format!("{errno:?}"),
+    }
+}
+
+/// A libzfs call on a dataset or pool failed.
+pub(super) fn failed(call: &'static str, subject: &str, failure: Failure) -> Error {
+    let name = subject.to_owned();
+    let errno = match failure.code {
+        ezfs::NOENT => return Error::NotFound { name },
+        ezfs::EXISTS => return Error::Exists { name },
+        ezfs::BUSY => {
+            return Error::Busy {
+                name,
+                detail: failure.description,
+            };
+        }
+        ezfs::NOSPC => {
+            return Error::NoSpace {
+                name,
+                detail: failure.description,
+            };
+        }
+        ezfs::NOMEM => Errno::ENOMEM,
+        ezfs::PERM => Errno::EPERM,
+        ezfs::INVALIDNAME => Errno::EINVAL,
+        ezfs::DSREADONLY => Errno::EROFS,
+        _ => Errno::EIO,
+    };
+    SysError::new(call, subject, errno)
+        .with_detail(format!(
+            "{}: {} (libzfs {})",
+            failure.action, failure.description, failure.code
+        ))
+        .into()
+}
+
+/// `zfs_prop_set` failed.
+pub(super) fn not_set(dataset: &str, property: &str, value: &str, failure: Failure) -> Error {
+    match failure.code {
+        // A reservation, or a size whose reservation grows with it, does not fit.
+        ezfs::PROPSPACE if matches!(property, "reservation" | "refreservation" | "volsize") => {
+            Error::NoSpace {
+                name: dataset.to_owned(),
+                detail: failure.description,
+            }
+        }
+        ezfs::BADPROP
+        | ezfs::PROPREADONLY
+        | ezfs::PROPTYPE
+        | ezfs::PROPNONINHERIT
+        | ezfs::PROPSPACE
+        | ezfs::VOLTOOBIG => Error::BadProperty {
+            name: dataset.to_owned(),
+            property: property.to_owned(),
+            value: value.to_owned(),
+            detail: failure.description,
+        },
+        _ => failed("zfs_prop_set", dataset, failure),
+    }
+}
+
+/// A native property and its value for the call.
+pub(super) fn c_pair(
+    dataset: &str,
+    property: &str,
+    value: &str,
+) -> Result<(CString, CString), Error> {
+    match (CString::new(property), CString::new(value)) {
+        (Ok(name), Ok(text)) if !property.is_empty() => Ok((name, text)),
+        _ => Err(Error::BadProperty {
+            name: dataset.to_owned(),
+            property: property.to_owned(),
+            value: value.to_owned(),
+            detail: "is empty or holds a NUL".to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_create_that_fails_names_what_is_to_do() {
+        let text = |code| created("tank/csi/block/x", "volsize, compression", code).to_string();
+        assert_eq!(text(libc::ENOENT), "tank/csi/block does not exist");
+        assert_eq!(text(libc::EEXIST), "tank/csi/block/x exists already");
+        assert_eq!(
+            text(libc::ENOSPC),
+            "tank/csi/block/x: no space left: ENOSPC"
+        );
+        assert_eq!(
+            text(libc::EDQUOT),
+            "tank/csi/block/x: no space left: EDQUOT"
+        );
+        assert!(matches!(
+            created("t/x", "volsize, compression", libc::EINVAL),
+            Error::BadProperty { property, .. } if property == "volsize, compression"
+        ));
+        assert!(text(zfs_errno::BADPROP).contains("ZFS error 1044"));
+        assert!(text(libc::EAGAIN).contains("zpool clear"));
+    }
+
+    #[test]
+    fn rule_06_a_destroy_that_would_have_to_be_recursive_is_busy() {
+        for code in [libc::EEXIST, libc::EBUSY] {
+            assert!(matches!(destroyed("t/x", code), Error::Busy { .. }));
+        }
+        assert!(
+            matches!(destroyed("t/x", libc::ENOENT), Error::NotFound { name } if name == "t/x")
+        );
+    }
+
+    #[test]
+    fn bug_c_85_a_module_of_another_version_says_reboot() {
+        for code in 1029..=1032 {
+            assert!(
+                destroyed("t/x", code).to_string().contains("reboot"),
+                "{code}"
+            );
+        }
+    }
+
+    fn failure(code: c_int) -> Failure {
+        Failure {
+            code,
+            action: "cannot open 't/x'".to_owned(),
+            description: "words".to_owned(),
+        }
+    }
+
+    #[test]
+    fn rule_02_only_noent_is_not_found() {
+        for code in (1999..2100).filter(|&code| code != ezfs::NOENT) {
+            let error = failed("zfs_open", "t/x", failure(code));
+            assert!(!matches!(error, Error::NotFound { .. }), "{code}");
+        }
+        assert!(matches!(
+            failed("zfs_open", "t/x", failure(ezfs::NOENT)),
+            Error::NotFound { .. }
+        ));
+    }
+
+    #[test]
+    fn a_reservation_that_does_not_fit_is_no_space() {
+        assert!(matches!(
+            not_set("t/x", "volsize", "1", failure(ezfs::PROPSPACE)),
+            Error::NoSpace { .. }
+        ));
+        assert!(matches!(
+            not_set("t/x", "quota", "1", failure(ezfs::PROPSPACE)),
+            Error::BadProperty { .. }
+        ));
+    }
+}
