@@ -1,1 +1,10 @@
 //! Tier `vm`, inside one machine with ZFS and nvmet: each kernel room against the real kernel.
+
+#![allow(clippy::unwrap_used, reason = "a fixture that fails ends the test")]
+
+mod fabric;
+mod format;
+mod nvme;
+mod nvmet;
+mod uevent;
+mod zfs;
