@@ -106,12 +106,17 @@ const INCOMPAT_RECOVER: u32 = 0x4;
 const INCOMPAT_JOURNAL_DEV: u32 = 0x8;
 const INCOMPAT_EXTENTS: u32 = 0x40;
 const INCOMPAT_64BIT: u32 = 0x80;
+/// No feature of ext4: set while [`crate::format`] works, so that no kernel mounts what it is making.
+const INCOMPAT_UNFINISHED: u32 = 0x8000_0000;
 /// `s_state`.
 const ERROR_FS: u16 = 0x2;
 
 fn ext(head: &[u8; 4096]) -> Content {
     let compat = le32(head, EXT + 92);
     let incompat = le32(head, EXT + 96);
+    if incompat & INCOMPAT_UNFINISHED != 0 {
+        return Content::Foreign("ext4 of a mkfs that did not finish".to_owned());
+    }
     if incompat & INCOMPAT_JOURNAL_DEV != 0 {
         return Content::Foreign("external journal of ext4".to_owned());
     }
@@ -143,9 +148,12 @@ fn ext(head: &[u8; 4096]) -> Content {
     })
 }
 
+/// Where `sb_inprogress` is.
+const XFS_IN_PROGRESS: usize = 126;
+
 fn xfs(head: &[u8; 4096]) -> Content {
-    // sb_inprogress: mkfs sets it while it writes, and clears it last.
-    if head[126] != 0 {
+    // mkfs.xfs sets it while it writes, and clears it last.
+    if head[XFS_IN_PROGRESS] != 0 {
         return Content::Foreign("XFS of a mkfs that did not finish".to_owned());
     }
     let block_size = be32(head, 4);
@@ -165,6 +173,39 @@ fn xfs(head: &[u8; 4096]) -> Content {
         has_errors: false,
         needs_recovery: false,
     })
+}
+
+/// The filesystem that a mkfs of [`crate::format::make`] was making when it was killed, and the UUID
+/// that it was given. To [`classify`] it is foreign, and no kernel mounts it. Pure.
+pub fn unfinished(head: &[u8; 4096]) -> Option<(FsKind, Uuid)> {
+    if at(head, 0, b"XFSB") && head[XFS_IN_PROGRESS] != 0 {
+        return Some((FsKind::Xfs, uuid_at(head, 32)));
+    }
+    let is_ext = le16(head, EXT + 56) == 0xEF53;
+    if is_ext && le32(head, EXT + 96) & INCOMPAT_UNFINISHED != 0 {
+        return Some((FsKind::Ext4, uuid_at(head, EXT + 104)));
+    }
+    None
+}
+
+/// What stands at the start of a device from before the first write of a mkfs to its last.
+pub(crate) fn unfinished_head(kind: FsKind, uuid: Uuid) -> [u8; 4096] {
+    let mut head = [0; 4096];
+    let mut put =
+        |offset: usize, bytes: &[u8]| head[offset..offset + bytes.len()].copy_from_slice(bytes);
+    match kind {
+        FsKind::Ext4 => {
+            put(EXT + 56, &0xEF53_u16.to_le_bytes());
+            put(EXT + 96, &INCOMPAT_UNFINISHED.to_le_bytes());
+            put(EXT + 104, uuid.as_bytes());
+        }
+        FsKind::Xfs => {
+            put(0, b"XFSB");
+            put(32, uuid.as_bytes());
+            put(XFS_IN_PROGRESS, &[1]);
+        }
+    }
+    head
 }
 
 /// Signatures that are nobody's business here, by where their formats put them.
@@ -396,6 +437,18 @@ mod tests {
         );
         head[126] = 1;
         assert_eq!(foreign_name(&head), "XFS of a mkfs that did not finish");
+    }
+
+    #[test]
+    fn rule_01_an_unfinished_mkfs_is_known_by_its_uuid_and_is_no_filesystem() {
+        for kind in [FsKind::Ext4, FsKind::Xfs] {
+            let head = unfinished_head(kind, UUID);
+            assert_eq!(unfinished(&head), Some((kind, UUID)));
+            assert!(foreign_name(&head).ends_with("of a mkfs that did not finish"));
+        }
+        for head in [ext4_head(), xfs_head(), [0; 4096]] {
+            assert_eq!(unfinished(&head), None);
+        }
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Making filesystems: ext4 in process by libext2fs, XFS by `mkfs.xfs`; growing both by ioctl.
 //!
 //! Only the agent formats, and only a zvol that it has just created and that was never mounted
-//! (design rule 1). A crash in the middle leaves no valid superblock, or one of a filesystem that
-//! nobody has written to: the next [`make`] starts over.
+//! (design rule 1). Before the first write of a mkfs comes a mark with the UUID, on stable storage, that its
+//! last write replaces: what a crash in the middle leaves is known by [`probe::unfinished`], and the
+//! next [`make`] starts over.
 
 mod ext4;
 mod ffi;
@@ -70,7 +71,7 @@ pub enum Error {
 /// `EBUSY` when something holds the device.
 pub fn make(kind: FsKind, device: &Path, uuid: Uuid) -> Result<(), Error> {
     let no_child = EXCLUSIVE.read().unwrap_or_else(PoisonError::into_inner);
-    let size = wipe(device)?;
+    let size = wipe(device, &probe::unfinished_head(kind, uuid))?;
     match kind {
         FsKind::Ext4 => ext4::make(device, size, uuid),
         FsKind::Xfs => {
@@ -87,9 +88,9 @@ static EXCLUSIVE: RwLock<()> = RwLock::new(());
 /// Both ends hold the labels and superblocks of every other format.
 const WIPED: u64 = 64 << 10;
 
-/// Zeroes both ends, so that nothing older is recognised beside the new filesystem, and returns
-/// the device's size in bytes. `O_EXCL`: never below something that uses the device.
-fn wipe(device: &Path) -> Result<u64, SysError> {
+/// Zeroes both ends, so that nothing older is recognised beside the new filesystem, puts `head` at the
+/// start, and returns the device's size in bytes. `O_EXCL`: never below something that uses the device.
+fn wipe(device: &Path, head: &[u8; 4096]) -> Result<u64, SysError> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -102,11 +103,14 @@ fn wipe(device: &Path) -> Result<u64, SysError> {
         return Err(SysError::new("lseek", device.display(), Errno::ENOSPC)
             .with_detail(format!("{size} bytes are too small for a filesystem")));
     }
-    let zeros = vec![0_u8; usize::try_from(WIPED).unwrap_or(usize::MAX)];
-    for offset in [0, size - WIPED] {
-        file.write_all_at(&zeros, offset)
-            .map_err(|e| SysError::io("pwrite", device, &e))?;
-    }
+    let mut edge = vec![0_u8; usize::try_from(WIPED).unwrap_or(usize::MAX)];
+    file.write_all_at(&edge, size - WIPED)
+        .map_err(|e| SysError::io("pwrite", device, &e))?;
+    edge[..head.len()].copy_from_slice(head);
+    file.write_all_at(&edge, 0)
+        .map_err(|e| SysError::io("pwrite", device, &e))?;
+    file.sync_data()
+        .map_err(|e| SysError::io("fdatasync", device, &e))?;
     Ok(size)
 }
 
@@ -209,19 +213,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wipe_zeroes_both_ends_and_nothing_between() {
+    fn wipe_marks_the_start_zeroes_both_ends_and_nothing_between() {
         let size = (1 << 20) + 512;
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![0xff; size]).unwrap();
-        assert_eq!(wipe(file.path()).unwrap(), size as u64);
+        let head = probe::unfinished_head(FsKind::Ext4, Uuid::from_u128(1));
+        assert_eq!(wipe(file.path(), &head).unwrap(), size as u64);
         let bytes = std::fs::read(file.path()).unwrap();
         let edge = WIPED as usize;
-        assert!(
-            bytes[..edge]
-                .iter()
-                .chain(&bytes[size - edge..])
-                .all(|&b| b == 0)
-        );
+        assert_eq!(bytes[..head.len()], head);
+        assert!(bytes[head.len()..edge].iter().all(|&b| b == 0));
+        assert!(bytes[size - edge..].iter().all(|&b| b == 0));
         assert!(bytes[edge..size - edge].iter().all(|&b| b == 0xff));
     }
 
