@@ -7,7 +7,8 @@ use crate::error::SysError;
 
 /// Whether a module is loaded or built in (`<sys>/module/<name>` exists; `-` in the name is `_`).
 ///
-/// A built-in module without parameters shows nothing in sysfs; none of those that zvolt needs is one.
+/// A built-in module without parameters shows nothing in sysfs: of those that zvolt needs, `nvmet` and
+/// `nvme-loop` have none.
 pub fn is_present(sys: &Path, name: &str) -> bool {
     sys.join("module").join(name.replace('-', "_")).is_dir()
 }

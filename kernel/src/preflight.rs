@@ -1,10 +1,14 @@
 //! What must be true of this machine before the driver serves (design rule 13; C-12, C-14, C-63,
 //! C-73, C-100). Every finding says what to do.
 
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use caps::{CapSet, Capability};
+use rustix::fs::{Access, access};
 
+use crate::error::SysError;
 use crate::{module, mount};
 
 /// Something that keeps the driver from serving.
@@ -39,22 +43,14 @@ impl Default for Roots {
     }
 }
 
-/// The consumer's checks: module `nvme_tcp`, native multipath, `/dev/nvme-fabrics`, the kernel's own
-/// `/dev`, shared propagation of the kubelet directory, `CAP_SYS_ADMIN`.
+/// The consumer's checks: module `nvme_tcp`, native multipath, `/dev/nvme-fabrics`, a writable `/sys`, the
+/// kernel's own `/dev`, shared propagation of the kubelet directory, `CAP_SYS_ADMIN`.
 pub fn node(roots: &Roots, kubelet_dir: &Path) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(module_missing(roots, "nvme_tcp", "nvme-tcp"));
     findings.extend(multipath_off(roots));
-    if !roots.dev.join("nvme-fabrics").exists() {
-        findings.push(finding(
-            "fabrics",
-            format!(
-                "{} does not exist",
-                roots.dev.join("nvme-fabrics").display()
-            ),
-            "run: modprobe nvme-fabrics; in a container, mount the host's /dev",
-        ));
-    }
+    findings.extend(fabrics_closed(roots));
+    findings.extend(read_only("sys", &roots.sys));
     findings.extend(private_dev(roots));
     findings.extend(not_shared(roots, kubelet_dir));
     findings.extend(no_admin());
@@ -62,24 +58,24 @@ pub fn node(roots: &Roots, kubelet_dir: &Path) -> Vec<Finding> {
 }
 
 /// The storage side's checks: modules `zfs`, `nvmet` and `nvmet_tcp`, the target's configfs tree,
-/// `/dev/zfs`, the kernel's own `/dev`, `CAP_SYS_ADMIN`.
+/// writable, `/dev/zfs`, the kernel's own `/dev`, `CAP_SYS_ADMIN`.
 pub fn agent(roots: &Roots) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (name, spelling) in [
-        ("zfs", "zfs"),
-        ("nvmet", "nvmet"),
-        ("nvmet_tcp", "nvmet-tcp"),
-    ] {
-        findings.extend(module_missing(roots, name, spelling));
-    }
     let tree = roots.sys.join("kernel/config/nvmet");
+    findings.extend(module_missing(roots, "zfs", "zfs"));
+    // Built in and without parameters, nvmet shows nowhere but in its tree.
     if !tree.is_dir() {
+        findings.extend(module_missing(roots, "nvmet", "nvmet"));
         findings.push(finding(
             "configfs",
             format!("{} does not exist", tree.display()),
-            "run: mount -t configfs none /sys/kernel/config; modprobe nvmet",
+            "run: mount -t configfs none /sys/kernel/config; modprobe nvmet; in a container, mount the host's \
+             /sys/kernel/config",
         ));
+    } else {
+        findings.extend(read_only("configfs", &tree));
     }
+    findings.extend(module_missing(roots, "nvmet_tcp", "nvmet-tcp"));
     if !roots.dev.join("zfs").exists() {
         findings.push(finding(
             "dev.zfs",
@@ -112,6 +108,33 @@ fn module_missing(roots: &Roots, name: &str, spelling: &str) -> Option<Finding> 
             format!("run: modprobe {spelling}; to have it at every boot: echo {spelling} > /etc/modules-load.d/{spelling}.conf"),
         )
     })
+}
+
+/// Opened as a connect opens it: a container's device rules refuse the open, and nothing before it.
+fn fabrics_closed(roots: &Roots) -> Option<Finding> {
+    let path = roots.dev.join("nvme-fabrics");
+    let error = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .err()?;
+    let remedy = match error.kind() {
+        ErrorKind::NotFound => "run: modprobe nvme-fabrics; in a container, mount the host's /dev",
+        _ => "run as root, or privileged in a pod",
+    };
+    Some(finding(
+        "fabrics",
+        SysError::io("open", &path, &error).to_string(),
+        remedy,
+    ))
+}
+
+/// C-73: a container's `/sys` is mounted read-only unless it is privileged.
+fn read_only(check: &str, path: &Path) -> Option<Finding> {
+    let errno = access(path, Access::WRITE_OK).err()?;
+    let problem = format!("{} cannot be written to: {errno}", path.display());
+    let remedy = "run as root, or privileged in a pod, which mounts /sys for writing";
+    Some(finding(check, problem, remedy))
 }
 
 fn multipath_off(roots: &Roots) -> Option<Finding> {
@@ -154,7 +177,11 @@ fn not_shared(roots: &Roots, kubelet_dir: &Path) -> Option<Finding> {
              host and by every pod",
             kubelet_dir.display()
         ),
-        Err(error) => error.to_string(),
+        Err(error) => {
+            let remedy =
+                "name the directory that kubelet runs with (--root-dir), and mount it into the pod";
+            return Some(finding("propagation", error.to_string(), remedy));
+        }
     };
     Some(finding(
         "propagation",
@@ -225,20 +252,33 @@ mod tests {
             self
         }
 
-        /// What is found, but for the capability, which is the test runner's own.
-        fn node(&self) -> Vec<String> {
-            let root = self.0.path().canonicalize().expect("a path");
-            let roots = Roots {
-                sys: root.join("sys"),
-                dev: root.join("dev"),
-                proc: root.join("proc"),
-            };
-            node(&roots, &root.join("kubelet"))
-                .into_iter()
-                .map(|f| f.check)
-                .filter(|check| check != "capability")
-                .collect()
+        fn roots(&self) -> Roots {
+            Roots {
+                sys: self.0.path().join("sys"),
+                dev: self.0.path().join("dev"),
+                proc: self.0.path().join("proc"),
+            }
         }
+
+        fn node(&self) -> Vec<String> {
+            checks(node(&self.roots(), &self.0.path().join("kubelet")))
+        }
+
+        fn agent(&self) -> Vec<String> {
+            checks(agent(&self.roots()))
+        }
+    }
+
+    /// What is found, but for the capability, which is the test runner's own.
+    fn checks(findings: Vec<Finding>) -> Vec<String> {
+        for finding in &findings {
+            assert!(
+                !finding.problem.is_empty() && !finding.remedy.is_empty(),
+                "{finding:?}"
+            );
+        }
+        let checks = findings.into_iter().map(|f| f.check);
+        checks.filter(|check| check != "capability").collect()
     }
 
     #[test]
@@ -262,5 +302,50 @@ mod tests {
             Machine::new("devtmpfs", "shared:3 ").node(),
             ["module.nvme_tcp", "fabrics"]
         );
+    }
+    #[test]
+    fn bug_c_63_a_machine_without_native_multipath_is_unfit() {
+        let machine = Machine::new("devtmpfs", "shared:3 ")
+            .with("sys/module/nvme_tcp")
+            .with("dev/nvme-fabrics");
+        let parameter = machine
+            .0
+            .path()
+            .join("sys/module/nvme_core/parameters/multipath");
+        fs::write(&parameter, "N\n").expect("write");
+        assert_eq!(machine.node(), ["multipath"]);
+        fs::remove_file(&parameter).expect("unlink");
+        assert_eq!(machine.node(), ["multipath"]);
+    }
+
+    #[test]
+    fn bug_c_100_a_kubelet_directory_that_is_not_there_is_unfit() {
+        let machine = Machine::new("devtmpfs", "shared:3 ")
+            .with("sys/module/nvme_tcp")
+            .with("dev/nvme-fabrics");
+        fs::remove_dir(machine.0.path().join("kubelet")).expect("rmdir");
+        assert_eq!(machine.node(), ["propagation"]);
+    }
+
+    #[test]
+    fn bug_c_73_each_thing_that_a_storage_host_lacks_is_found() {
+        let machine = Machine::new("devtmpfs", "");
+        assert_eq!(
+            machine.agent(),
+            [
+                "module.zfs",
+                "module.nvmet",
+                "configfs",
+                "module.nvmet_tcp",
+                "dev.zfs"
+            ]
+        );
+        let machine = machine
+            .with("sys/module/zfs")
+            .with("sys/module/nvmet_tcp")
+            .with("sys/kernel/config/nvmet")
+            .with("dev/zfs");
+        // Built in, nvmet itself is in no list of modules.
+        assert_eq!(machine.agent(), Vec::<String>::new());
     }
 }
