@@ -4,3 +4,4 @@
 
 mod format;
 mod mounts;
+mod preflight;
