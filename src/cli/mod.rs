@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::model::parameters;
 use crate::telemetry;
 
 /// How a command ends.
@@ -51,14 +52,16 @@ struct Cli {
     mode: Mode,
 }
 
-#[derive(Debug, Subcommand)]
-enum Mode {
-    /// Controller, agent and node in one process, on an embedded store: no Kubernetes needed
-    #[command(after_help = "\
+const STANDALONE: &str = "\
 Example, on the storage host:
     zvolt standalone --node-id storage0 --portal 10.0.0.1:4420 --portal '[fd00::1]:4420'
 
-Needs root, ZFS, and the modules nvmet, nvmet-tcp and nvme-tcp.")]
+Needs root, ZFS, and the modules nvmet, nvmet-tcp and nvme-tcp.";
+
+#[derive(Debug, Subcommand)]
+enum Mode {
+    /// Controller, agent and node in one process, on an embedded store: no Kubernetes needed
+    #[command(after_help = STANDALONE, after_long_help = format!("{STANDALONE}\n\n{}", parameters::help()))]
     Standalone(options::Standalone),
     /// A consumer: attach, mount, publish
     #[command(after_help = "\

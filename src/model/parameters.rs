@@ -92,6 +92,20 @@ pub const TABLE: [Known; 11] = [
     },
 ];
 
+/// The table as text, at most 80 columns.
+pub fn help() -> String {
+    let mut text = String::from("StorageClass parameters:\n");
+    for Known {
+        key,
+        values,
+        meaning,
+    } in TABLE
+    {
+        text.push_str(&format!("    {key}\n        {meaning}\n        {values}\n"));
+    }
+    text
+}
+
 /// Parameters, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameters {
@@ -307,6 +321,16 @@ mod tests {
         assert_eq!((parsed.pool.as_str(), parsed.block), ("tank", 16 << 10));
         assert_eq!((parsed.fs_type, parsed.compression.as_str()), (None, ""));
         assert_eq!(Parameters::parse(&HashMap::new()).unwrap_err().key, POOL);
+    }
+
+    #[test]
+    fn the_help_names_every_parameter_and_fits_a_terminal() {
+        let text = help();
+        assert!(TABLE.iter().all(|known| text.contains(known.key)));
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
     }
 
     #[test]

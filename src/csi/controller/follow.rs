@@ -74,3 +74,44 @@ fn late(volume: Option<&Volume>, what: &str) -> Refusal {
         format!("volume {} {what} in time; {why}", volume.metadata.name),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    #[tokio::test]
+    async fn a_store_that_goes_away_ends_the_wait() {
+        let (changes, from) = unbounded_channel();
+        drop(changes);
+        let outcome = until(&mut Watch(from), None, soon(), "is", |_| {
+            None::<Result<(), _>>
+        })
+        .await;
+        assert_eq!(outcome.unwrap_err().kind, Kind::Unavailable);
+    }
+
+    #[tokio::test]
+    async fn rule_10_a_store_that_does_not_answer_ends_the_call() {
+        let late = Instant::now() + Duration::from_millis(20);
+        let outcome = within(late, std::future::pending::<Result<(), store::Error>>()).await;
+        assert_eq!(outcome.unwrap_err().kind, Kind::DeadlineExceeded);
+    }
+
+    #[tokio::test]
+    async fn what_is_true_already_needs_no_change() {
+        let (_changes, from) = unbounded_channel();
+        let gone = |volume: Option<&Volume>| volume.is_none().then_some(Ok(()));
+        assert_eq!(
+            until(&mut Watch(from), None, Instant::now(), "is", gone).await,
+            Ok(())
+        );
+    }
+}

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tokio::task::JoinHandle;
 use zvolt_proto::csi;
 
 use super::create::Wanted;
@@ -26,7 +25,6 @@ enum Fate {
 
 struct Room {
     controller: Controller<DirStore>,
-    agent: JoinHandle<()>,
     _dir: TempDir,
 }
 
@@ -34,7 +32,7 @@ impl Room {
     fn new(fate: Fate) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(DirStore::open(dir.path()).unwrap());
-        let agent = tokio::spawn(answer(store.clone(), store.watch(None), fate));
+        tokio::spawn(answer(store.clone(), store.watch(None), fate));
         let journal = Journal::new(64);
         Self {
             controller: Controller {
@@ -42,7 +40,6 @@ impl Room {
                 owner: "storage0".into(),
                 journal,
             },
-            agent,
             _dir: dir,
         }
     }
@@ -477,20 +474,6 @@ async fn what_is_not_there_is_deleted_and_unpublished_but_not_published() {
     room.create(&request())
         .await
         .expect("the name is free again");
-}
-
-#[tokio::test]
-async fn a_store_that_goes_away_ends_the_wait() {
-    let room = Room::new(Fate::Silent);
-    let wanted = Wanted::parse(&request(), "storage0").unwrap();
-    let gone = async {
-        let mut watch = room.controller.store.watch(None);
-        let _ = watch.next().await;
-        std::fs::remove_dir_all(room._dir.path()).unwrap();
-    };
-    let (created, ()) = tokio::join!(room.controller.create(wanted, soon()), gone);
-    refused(created, Kind::Unavailable, "watch");
-    room.agent.await.unwrap();
 }
 
 #[test]
