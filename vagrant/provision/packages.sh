@@ -10,4 +10,6 @@ done
 [ -e /etc/apt/sources.list ] && sed -i '/^deb /{/contrib/!s/ main/ main contrib/}' /etc/apt/sources.list
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q
-grep -v '^#' "$here/packages.txt" | xargs apt-get install -y -q --no-install-recommends
+# A box keeps the kernel that it booted, so ZFS is built for that one.
+{ grep -v -e '^#' -e '-cloud-' "$here/packages.txt"; echo "linux-headers-$(uname -r)"; } |
+  xargs apt-get install -y -q --no-install-recommends

@@ -19,6 +19,8 @@ use crate::{cleanup, host, progress};
 const SUITE: &str = "trixie";
 /// To be raised when the way of building changes what comes out.
 const FORMAT: &str = "1";
+/// The script that has no part in the image.
+const VAGRANT_ONLY: &str = "packages.sh";
 
 /// A built image.
 #[derive(Debug, Clone)]
@@ -132,7 +134,7 @@ fn image_key(tree_key: &str, scripts: &Path) -> Result<String> {
     let mut files: Vec<PathBuf> = fs::read_dir(scripts)
         .with_context(|| format!("read {}", scripts.display()))?
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|e| e == "sh"))
+        .filter(|path| path.extension().is_some_and(|e| e == "sh") && !path.ends_with(VAGRANT_ONLY))
         .collect();
     files.sort();
     let mut parts = vec![tree_key.to_owned()];
@@ -287,7 +289,10 @@ fn logged(mut command: Command, log: &Path, name: &str) -> Result<()> {
         let pid = child.id().to_string();
         cleanup::on_end(move || {
             // Its own children are killed by the kernel, which takes a moment.
-            let _ = host::root_command("kill").args(["-KILL", &pid]).status();
+            let _ = host::root_command("kill")
+                .args(["-KILL", &pid])
+                .stderr(Stdio::null())
+                .status();
             std::thread::sleep(Duration::from_millis(500));
         })
     };

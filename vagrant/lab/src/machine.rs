@@ -202,13 +202,7 @@ impl Accelerator {
         let mut why = Vec::new();
         if Path::new("/dev/kvm").exists() {
             // Where KVM runs inside a machine, a feature of the processor may be there in name only.
-            for cpu in [
-                "host",
-                "host,-arch-capabilities",
-                "host,migratable=off",
-                "max",
-                "qemu64",
-            ] {
+            for cpu in ["host", "host,-arch-capabilities"] {
                 let candidate = Self::Kvm(cpu.to_owned());
                 match candidate.runs(image)? {
                     Ok(()) => return Ok(candidate),

@@ -68,6 +68,12 @@ enum Verb {
     /// End the running lab and remove every trace of it
     #[command(after_help = "Example:\n  cargo lab down")]
     Down,
+    /// A volume's whole life on three machines, with its timeline; starts a lab of its own when none runs
+    #[command(after_help = "Examples:\n  cargo lab demo\n  cargo lab demo --output json")]
+    Demo {
+        #[command(flatten)]
+        output: Output,
+    },
     /// Run tests; starts a lab of its own when the tier needs one and none runs
     #[command(
         after_help = "Examples:\n  cargo lab test\n  cargo lab test vm rule_04\n  cargo lab test --list --output json"
@@ -146,6 +152,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
             Lab::attach().context("there is nothing to end")?.down()?;
             progress::note("the lab is gone");
         }
+        Verb::Demo { output } => demo(output.output)?,
         Verb::Test {
             tier,
             name_filter,
@@ -223,6 +230,16 @@ fn ssh(host: &str, command: &[String]) -> Result<()> {
     })?;
     // Replaces this process; comes back only on failure.
     Err(vm.interactive(command).exec()).context("start ssh")
+}
+
+fn demo(format: Format) -> Result<()> {
+    let report = tiers::demo()?;
+    if format == Format::Json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report.text());
+    }
+    Ok(())
 }
 
 fn list_tests(tier: Option<Tier>, format: Format) -> Result<ExitCode> {

@@ -52,6 +52,13 @@ pub(super) fn driver() -> Result<PathBuf> {
     })
 }
 
+/// Builds the driver as it is released, but for its optimisation; gives its file.
+pub(super) fn plain_driver() -> Result<PathBuf> {
+    progress::part("building the driver", || {
+        executable(&["build", "--package", "zvolt", "--bin", "zvolt"], "zvolt")
+    })
+}
+
 fn executable(arguments: &[&str], target: &str) -> Result<PathBuf> {
     let output = cargo()
         .args(arguments)

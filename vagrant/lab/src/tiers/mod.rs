@@ -4,7 +4,7 @@
 mod build;
 mod libtest;
 mod lint;
-pub(crate) mod vm;
+mod vm;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::{host, progress};
+use crate::{demo, host, progress};
 
 /// A tier of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -112,6 +112,18 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Counts {
         counts.passed, counts.failed, counts.not_run
     );
     counts
+}
+
+/// Builds the driver as a user would have it and plays the demo, on the lab that runs or on one of its
+/// own.
+pub fn demo() -> Result<demo::Report> {
+    let driver = build::plain_driver()?;
+    vm::with_lab(|lab| {
+        progress::part("copying the driver to the machines", || {
+            vm::install(&lab.vms().iter().collect::<Vec<_>>(), &driver, vm::DRIVER)
+        })?;
+        progress::part("a volume's whole life", || demo::run(lab))
+    })
 }
 
 /// The names of the tests of one tier or all.

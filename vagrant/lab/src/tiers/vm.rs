@@ -12,7 +12,7 @@ use crate::{Lab, Started, Vm, machines, own_run_dir, progress};
 
 const ROOMS: &str = "/usr/local/bin/zvolt-rooms";
 /// Where the machines have the driver.
-pub(crate) const DRIVER: &str = "/usr/local/bin/zvolt";
+pub(super) const DRIVER: &str = "/usr/local/bin/zvolt";
 
 /// Runs the tests inside storage0, then those that drive all machines from here.
 pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
@@ -31,7 +31,7 @@ pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
 }
 
 /// Does something with the lab that runs, or with one that is started for it and ends with it.
-pub(crate) fn with_lab<T>(work: impl FnOnce(&Lab) -> Result<T>) -> Result<T> {
+pub(super) fn with_lab<T>(work: impl FnOnce(&Lab) -> Result<T>) -> Result<T> {
     if let Ok(lab) = Lab::attach() {
         progress::note(format!(
             "using the lab that runs at {}",
@@ -52,8 +52,8 @@ fn in_lab(
     tests: &Path,
 ) -> Result<()> {
     progress::part("copying the programs to the machines", || {
-        install(lab.vms().iter().collect(), driver, DRIVER)?;
-        install(vec![lab.vm("storage0")], rooms, ROOMS)
+        install(&lab.vms().iter().collect::<Vec<_>>(), driver, DRIVER)?;
+        install(&[lab.vm("storage0")], rooms, ROOMS)
     })?;
     let mut words = vec![
         ROOMS.to_owned(),
@@ -78,7 +78,7 @@ fn in_lab(
 
 /// Copies a program, without what only a debugger needs, to machines, all at once, and sees that it
 /// starts there.
-pub(crate) fn install(vms: Vec<&Vm>, program: &Path, remote: &str) -> Result<()> {
+pub(super) fn install(vms: &[&Vm], program: &Path, remote: &str) -> Result<()> {
     let slim = program.with_extension("slim");
     let stripped = Command::new("strip")
         .arg("-o")
@@ -93,7 +93,7 @@ pub(crate) fn install(vms: Vec<&Vm>, program: &Path, remote: &str) -> Result<()>
     let outcome = thread::scope(|scope| {
         let copies: Vec<_> = vms
             .iter()
-            .map(|vm| {
+            .map(|&vm| {
                 scope.spawn(move || {
                     vm.put(file, remote)?;
                     starts(vm, remote)
