@@ -305,9 +305,7 @@ fn of_zfs(error: zfs::Error) -> Failure {
         zfs::Error::BadProperty { .. } => Failure::lasting(reason::BAD_PROPERTY, error.to_string()),
         zfs::Error::Busy { .. } => Failure::passing(
             reason::BUSY,
-            format!(
-                "{error}: it is never destroyed with its snapshots or clones, and not while it is open"
-            ),
+            format!("{error}; what hangs on it is never destroyed with it, and it is tried again"),
         ),
         zfs::Error::NotFound { name } if !name.contains('/') => {
             Failure::lasting(reason::POOL_NOT_FOUND, format!("pool {error}: import it"))

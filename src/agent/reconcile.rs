@@ -110,6 +110,15 @@ impl Running {
         let Some(name) = self.operation else { return };
         let mut operation = self.timeline.finish(outcome);
         operation.name = Cow::Borrowed(name);
+        // The look that finds nothing left to do is no part of it: it ended with its last act.
+        while operation
+            .steps
+            .pop_if(|s| s.error.is_none() && s.name.ends_with(".observe"))
+            .is_some()
+        {}
+        if let Some(last) = operation.steps.last() {
+            operation.total = last.offset + last.duration;
+        }
         let micros = operation.total / 1_000;
         match &operation.error {
             None => tracing::info!(operation = name, volume = operation.volume, micros, "done"),

@@ -235,6 +235,11 @@ async fn a_volumes_whole_life() {
             .all(|o| o.error.is_none() && o.steps.iter().all(|s| s.error.is_none()))
     );
     let create = &rig.operations("v", 5).await[0];
+    assert_eq!(
+        create.steps.last().unwrap().name,
+        "store.status",
+        "it ends with its last act"
+    );
     let steps: Vec<_> = create
         .steps
         .iter()
