@@ -146,8 +146,7 @@ fn load_one(soname: &'static str) -> Result<Libraries, Error> {
     let zfs = open(soname)?;
     let core = open(LIBZFS_CORE)?;
     let nv = open(LIBNVPAIR)?;
-    let lacks =
-        |name: &'static str| move |e: libloading::Error| not_installed(name, &e.to_string());
+    let lacks = |name: &'static str| move |e: libloading::Error| not_installed(name, &words(&e));
     let tables = Tables::resolve(&zfs).map_err(lacks(soname))?;
     let libraries = Libraries {
         userland: userland(&tables),
@@ -163,7 +162,12 @@ fn load_one(soname: &'static str) -> Result<Libraries, Error> {
 
 fn open(soname: &'static str) -> Result<Library, Error> {
     // SAFETY: the constructors of these libraries only fill tables of their own.
-    unsafe { Library::new(soname) }.map_err(|e| not_installed(soname, &e.to_string()))
+    unsafe { Library::new(soname) }.map_err(|e| not_installed(soname, &words(&e)))
+}
+
+/// What the dynamic linker said, which the error keeps behind "dlopen failed".
+fn words(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 fn not_installed(library: &str, reason: &str) -> Error {
@@ -311,4 +315,32 @@ pub(super) const DEVICE: &str = "/dev/zfs";
 /// `<sys>/module/zfs/version`, e.g. `2.3.9-1`; `None` without the module.
 pub(super) fn module_version(sys: &Path) -> Result<Option<String>, crate::SysError> {
     crate::attr::read_if_present(&sys.join("module/zfs/version"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bug_c_87_a_library_that_is_not_there_is_an_error_that_names_it() {
+        let error = open("libzvolt-no-such.so.1").err().unwrap();
+        let Error::NotInstalled { library, reason } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(library, "libzvolt-no-such.so.1");
+        assert!(reason.contains("libzvolt-no-such"), "{reason}");
+        assert!(error.to_string().contains("zfsutils-linux"));
+    }
+
+    #[test]
+    fn bug_c_85_the_module_tells_its_version_or_is_not_there() {
+        let sys = tempfile::tempdir().unwrap();
+        assert_eq!(module_version(sys.path()).unwrap(), None);
+        std::fs::create_dir_all(sys.path().join("module/zfs")).unwrap();
+        std::fs::write(sys.path().join("module/zfs/version"), "2.3.9-1\n").unwrap();
+        assert_eq!(
+            module_version(sys.path()).unwrap().as_deref(),
+            Some("2.3.9-1")
+        );
+    }
 }
