@@ -124,7 +124,12 @@ impl Devices {
 
     /// The controllers of a subsystem, as sysfs has them now.
     pub(super) fn controllers(&self, nqn: &str) -> Result<Vec<nvme::Controller>, SysError> {
-        let names = self.lock().controllers_of.get(nqn).cloned().unwrap_or_default();
+        let names = self
+            .lock()
+            .controllers_of
+            .get(nqn)
+            .cloned()
+            .unwrap_or_default();
         let mut found = Vec::with_capacity(names.len());
         for name in names {
             found.extend(nvme::controller(&self.sys, &name)?.filter(|c| c.subsystem_nqn == nqn));
@@ -206,7 +211,9 @@ impl Devices {
     }
 
     fn nqn_of_block(&self, block: &str) -> Result<String, SysError> {
-        Ok(nvme::subsystem_of(&self.sys, block)?.map(|s| s.nqn).unwrap_or_default())
+        Ok(nvme::subsystem_of(&self.sys, block)?
+            .map(|s| s.nqn)
+            .unwrap_or_default())
     }
 
     fn lock(&self) -> MutexGuard<'_, Index> {
@@ -217,9 +224,13 @@ impl Devices {
 impl Index {
     fn put_namespace(&mut self, namespace: &nvme::Namespace, nqn: String) {
         self.forget(&namespace.block);
-        self.blocks_of.entry(nqn.clone()).or_default().insert(namespace.block.clone());
+        self.blocks_of
+            .entry(nqn.clone())
+            .or_default()
+            .insert(namespace.block.clone());
         let uuid = namespace.uuid;
-        self.known.insert(namespace.block.clone(), Known { uuid, nqn });
+        self.known
+            .insert(namespace.block.clone(), Known { uuid, nqn });
         if let Some(uuid) = uuid {
             self.block_of.insert(uuid, namespace.block.clone());
             tell(&self.namespace_waiters, &uuid);
@@ -249,15 +260,24 @@ impl Index {
         Some(uuid)
     }
 
+    /// A controller whose first connect still runs has no NQN yet: it is put again when it has connected.
     fn put_controller(&mut self, controller: &nvme::Controller) {
         let nqn = controller.subsystem_nqn.clone();
-        self.controllers_of.entry(nqn.clone()).or_default().insert(controller.name.clone());
+        if self.nqn_of.get(&controller.name) != Some(&nqn) {
+            self.drop_controller(&controller.name);
+            self.controllers_of
+                .entry(nqn.clone())
+                .or_default()
+                .insert(controller.name.clone());
+            self.nqn_of.insert(controller.name.clone(), nqn.clone());
+        }
         tell(&self.controller_waiters, &nqn);
-        self.nqn_of.insert(controller.name.clone(), nqn);
     }
 
     fn drop_controller(&mut self, name: &str) {
-        let Some(nqn) = self.nqn_of.remove(name) else { return };
+        let Some(nqn) = self.nqn_of.remove(name) else {
+            return;
+        };
         if let Some(names) = self.controllers_of.get_mut(&nqn) {
             names.remove(name);
             if names.is_empty() {
@@ -308,6 +328,25 @@ mod tests {
         drop(register(&mut index.namespace_waiters, Uuid::from_u128(1)));
         let _kept = register(&mut index.namespace_waiters, Uuid::from_u128(2));
         assert_eq!(index.namespace_waiters.len(), 1);
+    }
+
+    #[test]
+    fn a_controller_is_filed_anew_once_it_has_its_nqn() {
+        let mut index = Index::default();
+        let mut controller = nvme::Controller {
+            name: "nvme0".into(),
+            state: "connecting".into(),
+            transport: "tcp".into(),
+            address: String::new(),
+            subsystem_nqn: String::new(),
+            host_nqn: String::new(),
+        };
+        index.put_controller(&controller);
+        controller.subsystem_nqn = "nqn.x".into();
+        index.put_controller(&controller);
+        assert_eq!(index.controllers_of.keys().collect::<Vec<_>>(), ["nqn.x"]);
+        index.drop_controller("nvme0");
+        assert!(index.controllers_of.is_empty() && index.nqn_of.is_empty());
     }
 
     #[test]

@@ -123,7 +123,9 @@ impl From<nvme::Error> for Error {
             // The kernel gives the reason in its log only: EIO is a refusal by the target, the rest is the network.
             nvme::Error::Sys(sys) if sys.call == "write" => ErrorKind::Unavailable,
             nvme::Error::BadOption { .. } => ErrorKind::InvalidArgument,
-            nvme::Error::Sys(_) | nvme::Error::Already { .. } | nvme::Error::BadReply { .. } => ErrorKind::Internal,
+            nvme::Error::Sys(_) | nvme::Error::Already { .. } | nvme::Error::BadReply { .. } => {
+                ErrorKind::Internal
+            }
         };
         Self::new(kind, error.to_string())
     }
@@ -133,7 +135,9 @@ impl From<Stopped<Error>> for Error {
     fn from(stopped: Stopped<Error>) -> Self {
         match stopped {
             Stopped::Deadline { .. } => Self::new(ErrorKind::DeadlineExceeded, stopped.to_string()),
-            Stopped::Failed { step, error } => Self::new(error.kind, format!("{step}: {}", error.message)),
+            Stopped::Failed { step, error } => {
+                Self::new(error.kind, format!("{step}: {}", error.message))
+            }
         }
     }
 }
@@ -180,13 +184,22 @@ impl Node {
     }
 
     /// Unmounts the staging path and detaches the volume.
-    pub fn unstage(&self, volume: &str, staging_path: &Path, deadline: Instant) -> Result<(), Error> {
+    pub fn unstage(
+        &self,
+        volume: &str,
+        staging_path: &Path,
+        deadline: Instant,
+    ) -> Result<(), Error> {
         self.operation("NodeUnstageVolume", volume, deadline, |timeline| {
             let staging = self.base.resolve_if_present(staging_path)?;
-            let observed = timeline.step("observe", || self.observer().unstage(volume, staging.as_ref()))?;
+            let observed = timeline.step("observe", || {
+                self.observer().unstage(volume, staging.as_ref())
+            })?;
             let plan = plan::unstage(volume, &observed)?;
             let mut runner = Runner::teardown(self, staging.as_ref(), deadline);
-            Ok(ops::run(timeline, deadline, &plan, |step| runner.run(step))?)
+            Ok(ops::run(timeline, deadline, &plan, |step| {
+                runner.run(step)
+            })?)
         })
     }
 
@@ -195,15 +208,23 @@ impl Node {
         self.operation("NodePublishVolume", &request.volume, deadline, |timeline| {
             let staging = self.base.resolve(&request.staging_path)?;
             let target = self.base.resolve(&request.target_path)?;
-            let observed = timeline.step("observe", || self.observer().publish(&staging, &target))?;
+            let observed =
+                timeline.step("observe", || self.observer().publish(&staging, &target))?;
             let plan = plan::publish(request, &observed)?;
             let mut runner = Runner::publish(self, &staging, &target, deadline);
-            Ok(ops::run(timeline, deadline, &plan, |step| runner.run(step))?)
+            Ok(ops::run(timeline, deadline, &plan, |step| {
+                runner.run(step)
+            })?)
         })
     }
 
     /// Takes the volume off the pod's path, and the path with it.
-    pub fn unpublish(&self, volume: &str, target_path: &Path, deadline: Instant) -> Result<(), Error> {
+    pub fn unpublish(
+        &self,
+        volume: &str,
+        target_path: &Path,
+        deadline: Instant,
+    ) -> Result<(), Error> {
         self.operation("NodeUnpublishVolume", volume, deadline, |timeline| {
             let Some(target) = self.base.resolve_if_present(target_path)? else {
                 return Ok(()); // C-97: the pod's directory is gone, and with it what was in it.
@@ -211,7 +232,9 @@ impl Node {
             let observed = timeline.step("observe", || self.observer().unpublish(&target))?;
             let plan = plan::unpublish(volume, &observed)?;
             let mut runner = Runner::teardown(self, Some(&target), deadline);
-            Ok(ops::run(timeline, deadline, &plan, |step| runner.run(step))?)
+            Ok(ops::run(timeline, deadline, &plan, |step| {
+                runner.run(step)
+            })?)
         })
     }
 
@@ -221,11 +244,15 @@ impl Node {
             return cause;
         };
         let controllers = [controller.to_owned()];
-        match timeline.step("fabrics.disconnect", || steps::disconnect(self, &controllers)) {
+        match timeline.step("fabrics.disconnect", || {
+            steps::disconnect(self, &controllers)
+        }) {
             Ok(()) => cause,
             Err(undo) => Error::new(
                 cause.kind,
-                format!("{cause}; and {controller}, made by this call, could not be deleted: {undo}"),
+                format!(
+                    "{cause}; and {controller}, made by this call, could not be deleted: {undo}"
+                ),
             ),
         }
     }
@@ -249,7 +276,10 @@ impl Node {
         let outcome = if Instant::now() < deadline {
             work(&mut timeline)
         } else {
-            Err(Error::new(ErrorKind::DeadlineExceeded, "the deadline passed before the work began"))
+            Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                "the deadline passed before the work began",
+            ))
         };
         timeline.finish(outcome.as_ref().map(|()| ()).map_err(ToString::to_string));
         outcome

@@ -85,14 +85,22 @@ pub(super) struct Observer<'a> {
 }
 
 impl Observer<'_> {
-    pub(super) fn stage(&self, request: &StageRequest, staging: &Place) -> Result<StageState, Error> {
+    pub(super) fn stage(
+        &self,
+        request: &StageRequest,
+        staging: &Place,
+    ) -> Result<StageState, Error> {
         Ok(StageState {
             staging: self.at(staging)?,
             controllers: self.devices.controllers(&request.target.nqn)?,
         })
     }
 
-    pub(super) fn unstage(&self, volume: &str, staging: Option<&Place>) -> Result<UnstageState, Error> {
+    pub(super) fn unstage(
+        &self,
+        volume: &str,
+        staging: Option<&Place>,
+    ) -> Result<UnstageState, Error> {
         let staging = match staging {
             Some(place) => self.at(place)?,
             None => At::Nothing,
@@ -135,7 +143,11 @@ impl Observer<'_> {
             return Ok(At::Nothing);
         };
         if !state.is_mount_root {
-            return Ok(if state.is_dir { At::Directory } else { At::File });
+            return Ok(if state.is_dir {
+                At::Directory
+            } else {
+                At::File
+            });
         }
         Ok(At::Mount(Mounted {
             dev: state.dev,

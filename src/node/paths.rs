@@ -37,7 +37,10 @@ impl Base {
         self.resolve_if_present(path)?.ok_or_else(|| {
             Error::new(
                 ErrorKind::NotFound,
-                format!("the directory above {} does not exist: the caller makes it", path.display()),
+                format!(
+                    "the directory above {} does not exist: the caller makes it",
+                    path.display()
+                ),
             )
         })
     }
@@ -75,7 +78,10 @@ fn split(base: &Path, path: &Path) -> Result<(PathBuf, OsString), Error> {
     let Ok(below) = path.strip_prefix(base) else {
         return refuse("is not below the kubelet directory");
     };
-    if !below.components().all(|c| matches!(c, Component::Normal(_))) {
+    if !below
+        .components()
+        .all(|c| matches!(c, Component::Normal(_)))
+    {
         return refuse("has a component that is no name");
     }
     let Some(name) = below.file_name() else {
@@ -108,7 +114,10 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{bad}");
         }
         let (parent, name) = split(base, Path::new("/var/lib/kubelet/pods/1/mount")).expect("fine");
-        assert_eq!((parent.as_path(), name.as_os_str()), (Path::new("pods/1"), OsStr::new("mount")));
+        assert_eq!(
+            (parent.as_path(), name.as_os_str()),
+            (Path::new("pods/1"), OsStr::new("mount"))
+        );
         let (parent, _) = split(base, Path::new("/var/lib/kubelet/x")).expect("fine");
         assert_eq!(parent, Path::new("."));
     }

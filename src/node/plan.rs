@@ -19,6 +19,8 @@ pub(super) enum Step {
     AwaitNamespace,
     /// Rule 3: the right device or none.
     Verify,
+    /// Keeps requests within what the target takes.
+    BoundRequests,
     /// Makes the directory that is mounted on.
     MakeDirectory,
     /// Mounts the filesystem.
@@ -42,6 +44,7 @@ impl Named for Step {
             Self::Connect => "fabrics.connect",
             Self::AwaitNamespace => "namespace.await",
             Self::Verify => "device.verify",
+            Self::BoundRequests => "queue.bound",
             Self::MakeDirectory => "directory.make",
             Self::Attach => "mount.attach",
             Self::Bind(_) => "mount.bind",
@@ -67,7 +70,11 @@ pub(super) fn stage(request: &StageRequest, observed: &StageState) -> Result<Vec
     match &observed.staging {
         At::Mount(mounted) => {
             return match &mounted.source {
-                Source::Volume { namespace, .. } if namespace.uuid == Some(request.target.namespace_uuid) => Ok(plan),
+                Source::Volume { namespace, .. }
+                    if namespace.uuid == Some(request.target.namespace_uuid) =>
+                {
+                    Ok(plan)
+                }
                 Source::Gone => Err(precondition(format!(
                     "{} is still mounted from a device that is gone: unstage the volume, then stage it again",
                     request.staging_path.display()
@@ -83,7 +90,10 @@ pub(super) fn stage(request: &StageRequest, observed: &StageState) -> Result<Vec
         At::File => {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                format!("staging path {} is no directory", request.staging_path.display()),
+                format!(
+                    "staging path {} is no directory",
+                    request.staging_path.display()
+                ),
             ));
         }
         At::Directory | At::Nothing => {}
@@ -93,7 +103,7 @@ pub(super) fn stage(request: &StageRequest, observed: &StageState) -> Result<Vec
         controllers if controllers.iter().any(|c| c.state == "live") => {}
         _ => plan.push(Step::AwaitController),
     }
-    plan.extend([Step::AwaitNamespace, Step::Verify]);
+    plan.extend([Step::AwaitNamespace, Step::Verify, Step::BoundRequests]);
     if observed.staging == At::Nothing {
         plan.push(Step::MakeDirectory);
     }
@@ -103,7 +113,11 @@ pub(super) fn stage(request: &StageRequest, observed: &StageState) -> Result<Vec
 
 pub(super) fn unstage(volume: &str, observed: &UnstageState) -> Result<Vec<Step>, Error> {
     let mut plan = Vec::with_capacity(2);
-    let mut controllers: Vec<String> = observed.controllers.iter().map(|c| c.name.clone()).collect();
+    let mut controllers: Vec<String> = observed
+        .controllers
+        .iter()
+        .map(|c| c.name.clone())
+        .collect();
     if let At::Mount(mounted) = &observed.staging {
         match &mounted.source {
             Source::Volume {
@@ -145,7 +159,10 @@ pub(super) fn unstage(volume: &str, observed: &UnstageState) -> Result<Vec<Step>
     Ok(plan)
 }
 
-pub(super) fn publish(request: &PublishRequest, observed: &PublishState) -> Result<Vec<Step>, Error> {
+pub(super) fn publish(
+    request: &PublishRequest,
+    observed: &PublishState,
+) -> Result<Vec<Step>, Error> {
     let At::Mount(staged) = &observed.staging else {
         return Err(precondition(format!(
             "volume {} is not mounted on {}: NodeStageVolume comes first",
@@ -164,7 +181,11 @@ pub(super) fn publish(request: &PublishRequest, observed: &PublishState) -> Resu
             )));
         }
     }
-    let access = if request.read_only { Access::ReadOnly } else { Access::ReadWrite };
+    let access = if request.read_only {
+        Access::ReadOnly
+    } else {
+        Access::ReadWrite
+    };
     let mut plan = Vec::with_capacity(2);
     match &observed.target {
         At::Mount(mounted) if mounted.dev == staged.dev => {
@@ -190,7 +211,10 @@ pub(super) fn publish(request: &PublishRequest, observed: &PublishState) -> Resu
         At::File => {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                format!("target path {} is no directory", request.target_path.display()),
+                format!(
+                    "target path {} is no directory",
+                    request.target_path.display()
+                ),
             ));
         }
         At::Nothing => plan.push(Step::MakeDirectory),
@@ -204,9 +228,13 @@ pub(super) fn unpublish(volume: &str, target: &At) -> Result<Vec<Step>, Error> {
     match target {
         At::Nothing => Ok(Vec::new()),
         At::Directory => Ok(vec![Step::RemoveDirectory]),
-        At::File => Err(precondition("the target path is no directory: it is left alone".to_owned())),
+        At::File => Err(precondition(
+            "the target path is no directory: it is left alone".to_owned(),
+        )),
         At::Mount(mounted) => match &mounted.source {
-            Source::Volume { handle, .. } if handle == volume => Ok(vec![Step::Detach, Step::RemoveDirectory]),
+            Source::Volume { handle, .. } if handle == volume => {
+                Ok(vec![Step::Detach, Step::RemoveDirectory])
+            }
             Source::Gone => Ok(vec![Step::Detach, Step::RemoveDirectory]),
             other => Err(precondition(format!(
                 "the target path is a mount of {}, not of volume {volume}: it is left alone",
@@ -269,7 +297,10 @@ mod tests {
 
     fn mounted(handle: &str, uuid: u128) -> At {
         At::Mount(Mounted {
-            dev: DevId { major: 259, minor: 0 },
+            dev: DevId {
+                major: 259,
+                minor: 0,
+            },
             source: Source::Volume {
                 handle: handle.into(),
                 namespace: nvme::Namespace {
@@ -312,20 +343,39 @@ mod tests {
             controllers: vec![],
         };
         let plan = stage(&request(), &observed).expect("a plan");
-        assert_eq!(plan, [Step::Connect, Step::AwaitNamespace, Step::Verify, Step::Attach]);
+        assert_eq!(
+            plan,
+            [
+                Step::Connect,
+                Step::AwaitNamespace,
+                Step::Verify,
+                Step::BoundRequests,
+                Step::Attach
+            ]
+        );
     }
 
     #[test]
     fn rule_03_nothing_is_mounted_before_it_is_verified() {
         for staging in [At::Nothing, At::Directory] {
-            for controllers in [vec![], vec![controller("live")], vec![controller("connecting")]] {
+            for controllers in [
+                vec![],
+                vec![controller("live")],
+                vec![controller("connecting")],
+            ] {
                 let observed = StageState {
                     staging: staging.clone(),
                     controllers,
                 };
                 let plan = stage(&request(), &observed).expect("a plan");
-                let verify = plan.iter().position(|s| *s == Step::Verify).expect("verified");
-                let attach = plan.iter().position(|s| *s == Step::Attach).expect("mounted");
+                let verify = plan
+                    .iter()
+                    .position(|s| *s == Step::Verify)
+                    .expect("verified");
+                let attach = plan
+                    .iter()
+                    .position(|s| *s == Step::Attach)
+                    .expect("mounted");
                 assert!(verify < attach);
             }
         }
@@ -337,10 +387,22 @@ mod tests {
             staging,
             controllers: vec![controller("live")],
         };
-        assert_eq!(stage(&request(), &at(mounted("pvc-1", 1))).expect("a plan"), []);
-        assert_eq!(kind(stage(&request(), &at(mounted("pvc-1", 9)))), ErrorKind::FailedPrecondition);
-        assert_eq!(kind(stage(&request(), &at(foreign()))), ErrorKind::FailedPrecondition);
-        assert_eq!(kind(stage(&request(), &at(At::File))), ErrorKind::InvalidArgument);
+        assert_eq!(
+            stage(&request(), &at(mounted("pvc-1", 1))).expect("a plan"),
+            []
+        );
+        assert_eq!(
+            kind(stage(&request(), &at(mounted("pvc-1", 9)))),
+            ErrorKind::FailedPrecondition
+        );
+        assert_eq!(
+            kind(stage(&request(), &at(foreign()))),
+            ErrorKind::FailedPrecondition
+        );
+        assert_eq!(
+            kind(stage(&request(), &at(At::File))),
+            ErrorKind::InvalidArgument
+        );
     }
 
     #[test]
@@ -360,10 +422,19 @@ mod tests {
         );
         assert_eq!(
             unstage("pvc-1", &at(At::Directory, vec![])).expect("a plan"),
-            [Step::Released("pvc-1".into()), Step::Disconnect(vec!["nvme0".into()])]
+            [
+                Step::Released("pvc-1".into()),
+                Step::Disconnect(vec!["nvme0".into()])
+            ]
         );
-        assert_eq!(kind(unstage("pvc-1", &at(foreign(), vec![]))), ErrorKind::FailedPrecondition);
-        assert_eq!(kind(unstage("pvc-2", &at(mounted("pvc-1", 1), vec![]))), ErrorKind::FailedPrecondition);
+        assert_eq!(
+            kind(unstage("pvc-1", &at(foreign(), vec![]))),
+            ErrorKind::FailedPrecondition
+        );
+        assert_eq!(
+            kind(unstage("pvc-2", &at(mounted("pvc-1", 1), vec![]))),
+            ErrorKind::FailedPrecondition
+        );
     }
 
     #[test]
@@ -383,9 +454,15 @@ mod tests {
             target: mounted("pvc-1", 1),
             target_access: access,
         };
-        assert_eq!(publish(&publish_request(true), &observed(Access::ReadOnly)).expect("a plan"), []);
         assert_eq!(
-            kind(publish(&publish_request(true), &observed(Access::ReadWrite))),
+            publish(&publish_request(true), &observed(Access::ReadOnly)).expect("a plan"),
+            []
+        );
+        assert_eq!(
+            kind(publish(
+                &publish_request(true),
+                &observed(Access::ReadWrite)
+            )),
             ErrorKind::AlreadyExists
         );
     }
@@ -437,24 +514,58 @@ mod tests {
             (false, true) => At::Directory,
             (false, false) => At::Nothing,
         };
-        let controllers = |world: &World| if world.connected { vec![controller("live")] } else { vec![] };
+        let controllers = |world: &World| {
+            if world.connected {
+                vec![controller("live")]
+            } else {
+                vec![]
+            }
+        };
         let plan_stage = |world: &World| {
-            stage(&request(), &StageState { staging: staging(world), controllers: controllers(world) }).expect("a plan")
+            stage(
+                &request(),
+                &StageState {
+                    staging: staging(world),
+                    controllers: controllers(world),
+                },
+            )
+            .expect("a plan")
         };
         let plan_unstage = |world: &World| {
-            let observed = UnstageState { staging: staging(world), controllers: controllers(world), held: vec![] };
+            let observed = UnstageState {
+                staging: staging(world),
+                controllers: controllers(world),
+                held: vec![],
+            };
             unstage("pvc-1", &observed).expect("a plan")
         };
-        let empty = World { connected: false, directory: false, mounted: false };
-        let staged = World { connected: true, directory: true, mounted: true };
-        let unstaged = World { connected: false, directory: true, mounted: false };
-        let cases: [(&World, &World, &dyn Fn(&World) -> Vec<Step>); 2] =
-            [(&empty, &staged, &plan_stage), (&staged, &unstaged, &plan_unstage)];
+        let empty = World {
+            connected: false,
+            directory: false,
+            mounted: false,
+        };
+        let staged = World {
+            connected: true,
+            directory: true,
+            mounted: true,
+        };
+        let unstaged = World {
+            connected: false,
+            directory: true,
+            mounted: false,
+        };
+        let cases: [(&World, &World, &dyn Fn(&World) -> Vec<Step>); 2] = [
+            (&empty, &staged, &plan_stage),
+            (&staged, &unstaged, &plan_unstage),
+        ];
         let mut ends = BTreeMap::new();
         for (begin, end, plan) in cases {
             for stop in 0..=plan(begin).len() {
                 let mut world = begin.clone();
-                plan(begin).iter().take(stop).for_each(|s| apply(&mut world, s));
+                plan(begin)
+                    .iter()
+                    .take(stop)
+                    .for_each(|s| apply(&mut world, s));
                 let rest = plan(&world);
                 rest.iter().for_each(|s| apply(&mut world, s));
                 assert_eq!(world, *end, "stopped after {stop} steps");

@@ -19,6 +19,10 @@ use super::paths::Place;
 use super::plan::Step;
 use super::{Error, ErrorKind, Node, StageRequest};
 
+/// Largest request, in KiB: a quarter of what nvmet-tcp takes at most, so that the target's scatter list
+/// is a small allocation.
+const MAX_REQUEST_KIB: u32 = 1024;
+
 /// Runs the steps of one plan.
 #[derive(Debug)]
 pub(super) struct Runner<'a> {
@@ -31,8 +35,13 @@ pub(super) struct Runner<'a> {
 #[derive(Debug)]
 enum Work<'a> {
     Stage(Staging<'a>),
-    Publish { staging: &'a Place, target: &'a Place },
-    Teardown { place: Option<&'a Place> },
+    Publish {
+        staging: &'a Place,
+        target: &'a Place,
+    },
+    Teardown {
+        place: Option<&'a Place>,
+    },
 }
 
 /// What a stage learns on its way.
@@ -49,7 +58,12 @@ struct Staging<'a> {
 
 impl<'a> Runner<'a> {
     /// The waiters are registered here, before any step acts: no uevent can be missed.
-    pub(super) fn stage(node: &'a Node, request: &'a StageRequest, place: &'a Place, deadline: Instant) -> Self {
+    pub(super) fn stage(
+        node: &'a Node,
+        request: &'a StageRequest,
+        place: &'a Place,
+        deadline: Instant,
+    ) -> Self {
         let work = Work::Stage(Staging {
             request,
             place,
@@ -58,17 +72,34 @@ impl<'a> Runner<'a> {
             connected: None,
             device: None,
         });
-        Self { node, deadline, work }
+        Self {
+            node,
+            deadline,
+            work,
+        }
     }
 
-    pub(super) fn publish(node: &'a Node, staging: &'a Place, target: &'a Place, deadline: Instant) -> Self {
+    pub(super) fn publish(
+        node: &'a Node,
+        staging: &'a Place,
+        target: &'a Place,
+        deadline: Instant,
+    ) -> Self {
         let work = Work::Publish { staging, target };
-        Self { node, deadline, work }
+        Self {
+            node,
+            deadline,
+            work,
+        }
     }
 
     pub(super) fn teardown(node: &'a Node, place: Option<&'a Place>, deadline: Instant) -> Self {
         let work = Work::Teardown { place };
-        Self { node, deadline, work }
+        Self {
+            node,
+            deadline,
+            work,
+        }
     }
 
     pub(super) fn run(&mut self, step: &Step) -> Result<(), Error> {
@@ -78,10 +109,12 @@ impl<'a> Runner<'a> {
             (Work::Stage(s), Step::Connect) => s.connect(node),
             (Work::Stage(s), Step::AwaitNamespace) => s.await_namespace(node, deadline),
             (Work::Stage(s), Step::Verify) => s.verify(node),
+            (Work::Stage(s), Step::BoundRequests) => s.bound_requests(node),
             (Work::Stage(s), Step::Attach) => s.attach(),
-            (Work::Stage(Staging { place, .. }) | Work::Publish { target: place, .. }, Step::MakeDirectory) => {
-                Ok(mount::make_dir(place.parent.as_fd(), &place.name)?)
-            }
+            (
+                Work::Stage(Staging { place, .. }) | Work::Publish { target: place, .. },
+                Step::MakeDirectory,
+            ) => Ok(mount::make_dir(place.parent.as_fd(), &place.name)?),
             (Work::Publish { staging, target }, Step::Bind(access)) => Ok(mount::bind_at(
                 staging.parent.as_fd(),
                 &staging.name,
@@ -124,7 +157,10 @@ impl Staging<'_> {
                 return Ok(());
             }
             if !self.controllers.news(deadline) {
-                let states: Vec<_> = controllers.iter().map(|c| format!("{} is {}", c.name, c.state)).collect();
+                let states: Vec<_> = controllers
+                    .iter()
+                    .map(|c| format!("{} is {}", c.name, c.state))
+                    .collect();
                 return Err(Error::new(
                     ErrorKind::DeadlineExceeded,
                     format!(
@@ -160,7 +196,9 @@ impl Staging<'_> {
             }
             // Somebody was faster, or the index has not heard of it yet: its namespace is waited for all the same.
             Err(nvme::Error::Already { .. }) => Ok(()),
-            Err(nvme::Error::Sys(error)) => Err(Error::new(ErrorKind::Unavailable, self.explain(&error))),
+            Err(nvme::Error::Sys(error)) => {
+                Err(Error::new(ErrorKind::Unavailable, self.explain(&error)))
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -169,9 +207,13 @@ impl Staging<'_> {
     fn explain(&self, error: &zvolt_kernel::SysError) -> String {
         let portal = self.request.target.portal;
         let meaning = match error.errno {
-            Errno::ECONNREFUSED => format!("nothing listens at {portal}: is the agent running on the storage host?"),
+            Errno::ECONNREFUSED => {
+                format!("nothing listens at {portal}: is the agent running on the storage host?")
+            }
             Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH => {
-                format!("{portal} does not answer: check the network between this node and the storage host")
+                format!(
+                    "{portal} does not answer: check the network between this node and the storage host"
+                )
             }
             Errno::ENOENT | Errno::ENODEV => "run: modprobe nvme-tcp".into(),
             _ => format!(
@@ -243,12 +285,19 @@ impl Staging<'_> {
         if !live {
             return Err(Error::new(
                 ErrorKind::Unavailable,
-                format!("{}: no controller of {} is live", path.display(), target.nqn),
+                format!(
+                    "{}: no controller of {} is live",
+                    path.display(),
+                    target.nqn
+                ),
             ));
         }
         let size = block::size_bytes(&file, path)?;
         if size < target.size_bytes {
-            return Err(self.refuse(path, &format!("it has {size} bytes; expected {}", target.size_bytes)));
+            return Err(self.refuse(
+                path,
+                &format!("it has {size} bytes; expected {}", target.size_bytes),
+            ));
         }
         self.verify_filesystem(path, &file)
     }
@@ -258,7 +307,10 @@ impl Staging<'_> {
         let found = match probe::superblock(file, path)? {
             Content::Filesystem(superblock) => superblock,
             Content::Zeros => {
-                return Err(self.refuse(path, "it has no filesystem (all zeros), and a node never makes one"));
+                return Err(self.refuse(
+                    path,
+                    "it has no filesystem (all zeros), and a node never makes one",
+                ));
             }
             Content::Foreign(what) => return Err(self.refuse(path, &format!("it holds {what}"))),
         };
@@ -280,6 +332,13 @@ impl Staging<'_> {
                 "its superblock says that the filesystem has errors: unpublish the volume everywhere, then run \
                  e2fsck -p on its zvol on the storage host",
             ));
+        }
+        Ok(())
+    }
+
+    fn bound_requests(&self, node: &Node) -> Result<(), Error> {
+        for controller in node.devices.controllers(&self.request.target.nqn)? {
+            nvme::bound_requests(&node.config.roots.sys, &controller.name, MAX_REQUEST_KIB)?;
         }
         Ok(())
     }
@@ -336,7 +395,11 @@ impl Staging<'_> {
     fn refuse(&self, path: &Path, why: &str) -> Error {
         Error::new(
             ErrorKind::FailedPrecondition,
-            format!("{} is not mounted as volume {}: {why}", path.display(), self.request.volume),
+            format!(
+                "{} is not mounted as volume {}: {why}",
+                path.display(),
+                self.request.volume
+            ),
         )
     }
 }
@@ -362,7 +425,10 @@ fn detach(place: &Place, deadline: Instant) -> Result<(), Error> {
         )),
         Err(error) if error.errno == Errno::EBUSY => Err(Error::new(
             ErrorKind::FailedPrecondition,
-            format!("{error}; something uses it: fuser -vm {}", place.path.display()),
+            format!(
+                "{error}; something uses it: fuser -vm {}",
+                place.path.display()
+            ),
         )),
         Err(error) => Err(error.into()),
     }
@@ -396,7 +462,10 @@ pub(super) fn disconnect(node: &Node, controllers: &[String]) -> Result<(), Erro
         if let Some(left) = nvme::controller(sys, name)? {
             return Err(Error::new(
                 ErrorKind::Unavailable,
-                format!("{name} was deleted but is still there, in state {}: call again", left.state),
+                format!(
+                    "{name} was deleted but is still there, in state {}: call again",
+                    left.state
+                ),
             ));
         }
     }

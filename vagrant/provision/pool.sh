@@ -4,6 +4,8 @@
 set -eu
 pool=$1 disk=$2
 modprobe -a nvmet nvmet-tcp nvme-loop zfs
+# systemd mounts it at boot only where the module was there by then.
+mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
 [ -c /dev/zfs ] || udevadm settle
 zpool list "$pool" >/dev/null 2>&1 && exit 0
 # Forced: after a hard kill the pool was not exported.

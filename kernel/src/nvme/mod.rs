@@ -11,6 +11,7 @@
 //! a controller, which the next connect reports as [`Error::Already`].
 
 mod connect;
+mod queue;
 mod sysfs;
 
 use std::net::{IpAddr, SocketAddr};
@@ -18,6 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use uuid::Uuid;
 
 pub use connect::{connect, connect_line, parse_reply};
+pub use queue::bound_requests;
 pub use sysfs::{controller, controllers, delete, namespace, namespaces, rescan, subsystem_of};
 
 use crate::error::SysError;

@@ -145,7 +145,7 @@ fn controller_dir(sys: &Path, name: &str) -> Result<PathBuf, SysError> {
 }
 
 /// Refuses what is more than one name (rule 12).
-fn component(name: &str) -> Result<&str, SysError> {
+pub(super) fn component(name: &str) -> Result<&str, SysError> {
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
         return Err(SysError::new("open", format!("{name:?}"), Errno::EINVAL)
             .with_detail("this is no device's name"));
@@ -154,7 +154,7 @@ fn component(name: &str) -> Result<&str, SysError> {
 }
 
 /// The entries of a directory, sorted; none when there is no such directory.
-fn names_in(directory: &Path) -> Result<Vec<String>, SysError> {
+pub(super) fn names_in(directory: &Path) -> Result<Vec<String>, SysError> {
     let failed = |e: std::io::Error| SysError::io("readdir", directory, &e);
     let entries = match fs::read_dir(directory) {
         Err(e) if attr::is_gone(Errno::from_raw(e.raw_os_error().unwrap_or(0))) => {

@@ -24,7 +24,9 @@ enum Call {
 
 use Call::{Attach, Create, Delete, Detach, Publish, Stage, Unpublish, Unstage};
 
-const LIFE: [Call; 8] = [Create, Attach, Stage, Publish, Unpublish, Unstage, Detach, Delete];
+const LIFE: [Call; 8] = [
+    Create, Attach, Stage, Publish, Unpublish, Unstage, Detach, Delete,
+];
 
 impl Call {
     fn is_on_node(self) -> bool {
@@ -35,7 +37,11 @@ impl Call {
 fn act(volume: &Journey<'_>, call: Call) -> Result<(), Status> {
     let context = || volume.attach("node0");
     match call {
-        Create => volume.fleet.controller.create(&Wanted::named(&volume.id)).map(drop),
+        Create => volume
+            .fleet
+            .controller
+            .create(&Wanted::named(&volume.id))
+            .map(drop),
         Attach => context().map(drop),
         Stage => volume.stage("node0", &context()?),
         Publish => volume.publish("node0", &context()?, false),
@@ -58,7 +64,11 @@ fn volume<'a>(fleet: &'a Fleet, id: &str) -> Journey<'a> {
 fn steps_of(fleet: &Fleet, call: Call) -> BTreeSet<String> {
     let volume = volume(fleet, "pvc-dry-run");
     let operations = || {
-        let socket = if call.is_on_node() { &fleet.nodes["node0"] } else { &fleet.controller };
+        let socket = if call.is_on_node() {
+            &fleet.nodes["node0"]
+        } else {
+            &fleet.controller
+        };
         socket.operations(&volume.id).unwrap()
     };
     for before in LIFE.iter().filter(|c| **c < call) {
@@ -78,21 +88,38 @@ fn steps_of(fleet: &Fleet, call: Call) -> BTreeSet<String> {
 
 /// One volume, at most one controller and one staged mount: what a finished call may show.
 fn assert_single(fleet: &Fleet, id: &str) {
-    let datasets = fleet.vm("storage0").ok("zfs list -H -o name -r tank | grep -c ^tank/csi/block/ || true");
-    assert!(datasets.unwrap().trim().parse::<u32>().unwrap() <= 1, "one dataset");
+    let datasets = fleet
+        .vm("storage0")
+        .ok("zfs list -H -o name -r tank | grep -c ^tank/csi/block/ || true");
+    assert!(
+        datasets.unwrap().trim().parse::<u32>().unwrap() <= 1,
+        "one dataset"
+    );
     let controllers = fleet.vm("node0").ok("ls /sys/class/nvme | wc -l").unwrap();
-    assert!(controllers.trim().parse::<u32>().unwrap() <= 1, "one controller");
+    assert!(
+        controllers.trim().parse::<u32>().unwrap() <= 1,
+        "one controller"
+    );
     let mounts = fleet
         .vm("node0")
-        .ok(&format!("grep -c '/{id}/globalmount ' /proc/self/mountinfo || true"))
+        .ok(&format!(
+            "grep -c '/{id}/globalmount ' /proc/self/mountinfo || true"
+        ))
         .unwrap();
-    assert!(mounts.trim().parse::<u32>().unwrap() <= 1, "one staged mount");
+    assert!(
+        mounts.trim().parse::<u32>().unwrap() <= 1,
+        "one staged mount"
+    );
 }
 
 /// Kills at `point` during `call`, then finishes the volume's life and compares its bytes.
 fn killed_at(fleet: &Fleet, call: Call, point: &str, id: &str) {
     let volume = volume(fleet, id);
-    let member = if call.is_on_node() { &fleet.node0 } else { &fleet.storage };
+    let member = if call.is_on_node() {
+        &fleet.node0
+    } else {
+        &fleet.storage
+    };
     let mut sum = None;
     for before in LIFE.iter().filter(|c| **c < call) {
         act(&volume, *before).unwrap();
@@ -108,10 +135,12 @@ fn killed_at(fleet: &Fleet, call: Call, point: &str, id: &str) {
         "{call:?} never reached {point}: {outcome:?}"
     );
     member.start().unwrap();
-    act(&volume, call).unwrap_or_else(|s| panic!("{call:?} after a kill at {point}: {}", s.message()));
+    act(&volume, call)
+        .unwrap_or_else(|s| panic!("{call:?} after a kill at {point}: {}", s.message()));
     assert_single(fleet, id);
     for after in LIFE.iter().filter(|c| **c > call && **c < Delete) {
-        act(&volume, *after).unwrap_or_else(|s| panic!("{after:?} after a kill at {point}: {}", s.message()));
+        act(&volume, *after)
+            .unwrap_or_else(|s| panic!("{after:?} after a kill at {point}: {}", s.message()));
         if *after == Publish {
             sum = Some(volume.write("node0"));
         }
@@ -184,21 +213,34 @@ fn crash_at_every_step_of_delete() {
 /// there. After its restart, and before anybody is admitted, the old node is cut.
 #[test]
 fn crash_in_a_fence_still_fences_before_the_next_node_is_admitted() {
-    for point in ["nvmet.disallow-host:after", "nvmet.cut:before", "nvmet.cut:after"] {
+    for point in [
+        "nvmet.disallow-host:after",
+        "nvmet.cut:before",
+        "nvmet.cut:after",
+    ] {
         let fleet = Fleet::fresh();
         let volume = fleet.create(&Wanted::named("pvc-half-fenced"));
         volume.bring_to("node0");
         let sum = volume.write("node0");
         fleet.storage.stop().unwrap();
-        fleet.storage.start_with(&[("ZVOLT_KILL_AT", point)]).unwrap();
-        volume.detach("node0").expect_err("the process dies in the fence");
+        fleet
+            .storage
+            .start_with(&[("ZVOLT_KILL_AT", point)])
+            .unwrap();
+        volume
+            .detach("node0")
+            .expect_err("the process dies in the fence");
         fleet.storage.start().unwrap();
         volume.detach("node0").unwrap();
         let late = fleet.vm("node0").run(&format!(
             "timeout 30 dd if=/dev/zero of={}/late bs=4k count=1 oflag=direct status=none",
             volume.target()
         ));
-        assert_ne!(late.unwrap().status, 0, "{point}: a write after the fence must fail");
+        assert_ne!(
+            late.unwrap().status,
+            0,
+            "{point}: a write after the fence must fail"
+        );
         volume.bring_to("node1");
         assert_eq!(volume.read("node1"), sum, "{point}");
         volume.take_from("node1");

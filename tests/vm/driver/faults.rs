@@ -12,7 +12,11 @@ use crate::fleet::{Fleet, assert_refused};
 fn fault_a_pool_that_does_not_exist() {
     let fleet = Fleet::fresh();
     let wanted = Wanted::named("pvc-nopool").parameter("pool", "nope");
-    assert_refused(fleet.controller.create(&wanted), Code::InvalidArgument, &["nope", "storage0"]);
+    assert_refused(
+        fleet.controller.create(&wanted),
+        Code::InvalidArgument,
+        &["nope", "storage0"],
+    );
     fleet.assert_clean();
 }
 
@@ -24,9 +28,13 @@ fn fault_a_full_pool() {
         .ok("truncate -s 128M /var/tmp/tiny.img && zpool create -f tiny /var/tmp/tiny.img && \
              dd if=/dev/urandom of=/tiny/fill bs=1M conv=fsync status=none || true; zpool sync tiny")
         .unwrap();
-    let outcome = fleet.controller.create(&Wanted::named("pvc-full").parameter("pool", "tiny"));
+    let outcome = fleet
+        .controller
+        .create(&Wanted::named("pvc-full").parameter("pool", "tiny"));
     let left = storage.ok("zfs list -H -o name -r tiny").unwrap();
-    storage.ok("zpool destroy tiny; rm /var/tmp/tiny.img").unwrap();
+    storage
+        .ok("zpool destroy tiny; rm /var/tmp/tiny.img")
+        .unwrap();
     assert_refused(outcome, Code::ResourceExhausted, &["tiny"]);
     assert!(!left.contains("pvc-full"), "{left}");
     fleet.assert_clean();
@@ -59,7 +67,11 @@ fn fault_a_dataset_of_that_name_is_somebody_elses() {
     let head = storage
         .ok("dd if=/dev/zvol/tank/csi/block/pvc-theirs bs=4k count=1 status=none | tr -d '\\0'")
         .unwrap();
-    assert_eq!(head.trim(), "precious", "rule 1: what is not ours is never formatted");
+    assert_eq!(
+        head.trim(),
+        "precious",
+        "rule 1: what is not ours is never formatted"
+    );
     storage.ok("zfs destroy tank/csi/block/pvc-theirs").unwrap();
     fleet.assert_clean();
 }
@@ -70,7 +82,11 @@ fn fault_a_dead_target_at_stage() {
     let fleet = Fleet::fresh();
     let volume = fleet.create(&Wanted::named("pvc-away"));
     let context = volume.attach("node0").unwrap();
-    volume.fleet.vm("node0").ok(&format!("mkdir -p {}", volume.staging())).unwrap();
+    volume
+        .fleet
+        .vm("node0")
+        .ok(&format!("mkdir -p {}", volume.staging()))
+        .unwrap();
     fleet.vm("storage0").cut_network().unwrap();
     let begin = Instant::now();
     let outcome = fleet.nodes["node0"].within(Duration::from_secs(6)).stage(
@@ -129,16 +145,26 @@ fn fault_two_calls_for_one_volume_at_once() {
         context["nqn"]
     );
     // The first call is held where it waits for its namespace.
-    fleet.vm("storage0").ok(&format!("echo 0 > {enable}")).unwrap();
+    fleet
+        .vm("storage0")
+        .ok(&format!("echo 0 > {enable}"))
+        .unwrap();
     thread::scope(|scope| {
         let first = scope.spawn(|| volume.stage("node0", &context));
         fleet
             .vm("node0")
             .ok("until grep -qs live /sys/class/nvme/nvme*/state; do :; done")
             .unwrap();
-        assert_refused(volume.stage("node0", &context), Code::Aborted, &["pvc-race"]);
+        assert_refused(
+            volume.stage("node0", &context),
+            Code::Aborted,
+            &["pvc-race"],
+        );
         assert_refused(volume.unstage("node0"), Code::Aborted, &["pvc-race"]);
-        fleet.vm("storage0").ok(&format!("echo 1 > {enable}")).unwrap();
+        fleet
+            .vm("storage0")
+            .ok(&format!("echo 1 > {enable}"))
+            .unwrap();
         first.join().unwrap().unwrap();
     });
     volume.unstage("node0").unwrap();
@@ -152,7 +178,10 @@ fn fault_an_option_that_the_filesystem_does_not_take() {
     let fleet = Fleet::fresh();
     let volume = fleet.create(&Wanted::named("pvc-option"));
     let context = volume.attach("node0").unwrap();
-    fleet.vm("node0").ok(&format!("mkdir -p {}", volume.staging())).unwrap();
+    fleet
+        .vm("node0")
+        .ok(&format!("mkdir -p {}", volume.staging()))
+        .unwrap();
     let outcome = fleet.nodes["node0"].stage_with_flags(
         &volume.id,
         &context,
@@ -179,7 +208,10 @@ fn fault_a_stop_in_the_middle_of_a_call() {
             .vm("node0")
             .ok("until grep -qs . /sys/class/nvme/nvme*/state; do :; done; systemctl stop zvolt")
             .unwrap();
-        stage.join().unwrap().expect("the running call is finished, not cut");
+        stage
+            .join()
+            .unwrap()
+            .expect("the running call is finished, not cut");
     });
     fleet.node0.start().unwrap();
     volume.stage("node0", &context).unwrap();

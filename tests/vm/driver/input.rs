@@ -34,7 +34,9 @@ fn hostile_identifiers_are_refused_by_every_call() {
     for id in hostile_ids() {
         let outcomes = [
             controller.delete(&id),
-            controller.controller_publish(&id, "node0", "ext4").map(drop),
+            controller
+                .controller_publish(&id, "node0", "ext4")
+                .map(drop),
             controller.controller_unpublish(&id, "node0"),
             node.stage(&id, &context, &staging, "ext4"),
             node.unstage(&id, &staging),
@@ -81,19 +83,51 @@ fn hostile_creations_are_refused_and_leave_nothing() {
     let fleet = Fleet::fresh();
     let wanted = || Wanted::named("pvc-bad");
     let refused = [
-        (wanted().parameter("colour", "blue"), Code::InvalidArgument, "colour"),
-        (wanted().parameter("pool", ""), Code::InvalidArgument, "pool"),
-        (wanted().parameter("pool", "a/b"), Code::InvalidArgument, "pool"),
-        (wanted().parameter("pool", "../x"), Code::InvalidArgument, "pool"),
-        (wanted().parameter("volBlockSize", "3k"), Code::InvalidArgument, "volBlockSize"),
-        (wanted().parameter("compression", "best"), Code::InvalidArgument, "compression"),
-        (wanted().parameter("type", "filesystem"), Code::InvalidArgument, "type"),
+        (
+            wanted().parameter("colour", "blue"),
+            Code::InvalidArgument,
+            "colour",
+        ),
+        (
+            wanted().parameter("pool", ""),
+            Code::InvalidArgument,
+            "pool",
+        ),
+        (
+            wanted().parameter("pool", "a/b"),
+            Code::InvalidArgument,
+            "pool",
+        ),
+        (
+            wanted().parameter("pool", "../x"),
+            Code::InvalidArgument,
+            "pool",
+        ),
+        (
+            wanted().parameter("volBlockSize", "3k"),
+            Code::InvalidArgument,
+            "volBlockSize",
+        ),
+        (
+            wanted().parameter("compression", "best"),
+            Code::InvalidArgument,
+            "compression",
+        ),
+        (
+            wanted().parameter("type", "filesystem"),
+            Code::InvalidArgument,
+            "type",
+        ),
         (wanted().fs("btrfs"), Code::InvalidArgument, "btrfs"),
         (wanted().size(-1), Code::InvalidArgument, "required_bytes"),
         (wanted().size(i64::MAX), Code::OutOfRange, "required_bytes"),
         (wanted().size(4096), Code::OutOfRange, "ext4"),
         (Wanted::named(""), Code::InvalidArgument, "name"),
-        (Wanted::named(&"x".repeat(129)), Code::InvalidArgument, "name"),
+        (
+            Wanted::named(&"x".repeat(129)),
+            Code::InvalidArgument,
+            "name",
+        ),
         (Wanted::named("a\0b"), Code::InvalidArgument, "name"),
         (Wanted::named("a\nb"), Code::InvalidArgument, "name"),
     ];
@@ -105,16 +139,36 @@ fn hostile_creations_are_refused_and_leave_nothing() {
         required_bytes: (1 << 30) + 1,
         limit_bytes: (1 << 30) + 2,
     });
-    assert_refused(fleet.controller.create_raw(limited), Code::OutOfRange, &["limit_bytes"]);
+    assert_refused(
+        fleet.controller.create_raw(limited),
+        Code::OutOfRange,
+        &["limit_bytes"],
+    );
     let mut none = create_request(&wanted());
     none.volume_capabilities.clear();
-    assert_refused(fleet.controller.create_raw(none), Code::InvalidArgument, &["volume_capabilities"]);
+    assert_refused(
+        fleet.controller.create_raw(none),
+        Code::InvalidArgument,
+        &["volume_capabilities"],
+    );
     let mut block = create_request(&wanted());
     block.volume_capabilities[0].access_type = Some(AccessType::Block(BlockVolume {}));
-    assert_refused(fleet.controller.create_raw(block), Code::InvalidArgument, &["block"]);
+    assert_refused(
+        fleet.controller.create_raw(block),
+        Code::InvalidArgument,
+        &["block"],
+    );
     let mut many = create_request(&wanted());
-    many.volume_capabilities[0].access_mode.as_mut().unwrap().mode = Mode::MultiNodeMultiWriter.into();
-    assert_refused(fleet.controller.create_raw(many), Code::InvalidArgument, &["MULTI_NODE_MULTI_WRITER"]);
+    many.volume_capabilities[0]
+        .access_mode
+        .as_mut()
+        .unwrap()
+        .mode = Mode::MultiNodeMultiWriter.into();
+    assert_refused(
+        fleet.controller.create_raw(many),
+        Code::InvalidArgument,
+        &["MULTI_NODE_MULTI_WRITER"],
+    );
     fleet.assert_clean();
 }
 
@@ -132,13 +186,21 @@ fn hostile_publish_contexts_are_refused_by_key() {
     ] {
         let mut context = context.clone();
         context.insert(key.into(), value.into());
-        assert_refused(volume.stage("node0", &context), Code::InvalidArgument, &[key]);
+        assert_refused(
+            volume.stage("node0", &context),
+            Code::InvalidArgument,
+            &[key],
+        );
     }
     // Another volume's subsystem is well formed, and refused all the same.
     let other = fleet.create(&Wanted::named("pvc-other"));
     let mut crossed = context.clone();
     crossed.insert("nqn".into(), other.attach("node0").unwrap()["nqn"].clone());
-    assert_refused(volume.stage("node0", &crossed), Code::InvalidArgument, &["nqn"]);
+    assert_refused(
+        volume.stage("node0", &crossed),
+        Code::InvalidArgument,
+        &["nqn"],
+    );
     assert_eq!(fleet.vm("node0").ok("ls /sys/class/nvme").unwrap(), "");
     for v in [&volume, &other] {
         v.detach("node0").unwrap();

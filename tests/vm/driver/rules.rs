@@ -10,7 +10,9 @@ use crate::fleet::{Fleet, assert_refused, lab};
 
 /// Zeroes the head of a volume's zvol, behind the driver's back.
 fn wipe(fleet: &Fleet, id: &str) {
-    let script = format!("dd if=/dev/zero of=/dev/zvol/tank/csi/block/{id} bs=1M count=4 conv=fsync status=none");
+    let script = format!(
+        "dd if=/dev/zero of=/dev/zvol/tank/csi/block/{id} bs=1M count=4 conv=fsync status=none"
+    );
     fleet.vm("storage0").ok(&script).unwrap();
 }
 
@@ -54,7 +56,11 @@ fn rule_01_the_agent_never_formats_twice() {
             volume.id
         ))
         .unwrap();
-    assert_eq!(head.trim(), "0", "a zvol that is recorded as formatted is left as it is");
+    assert_eq!(
+        head.trim(),
+        "0",
+        "a zvol that is recorded as formatted is left as it is"
+    );
     volume.delete();
     fleet.assert_clean();
 }
@@ -73,9 +79,16 @@ fn rule_02_a_volume_that_was_ready_is_never_created_again() {
         ))
         .unwrap();
     fleet.storage.start().unwrap();
-    assert_refused(volume.attach("node0"), Code::FailedPrecondition, &["dataset"]);
+    assert_refused(
+        volume.attach("node0"),
+        Code::FailedPrecondition,
+        &["dataset"],
+    );
     let list = storage.ok("zfs list -H -o name -r tank").unwrap();
-    assert!(!list.contains(&volume.id), "an empty volume must not take the lost one's place:\n{list}");
+    assert!(
+        !list.contains(&volume.id),
+        "an empty volume must not take the lost one's place:\n{list}"
+    );
 }
 
 #[test]
@@ -86,13 +99,21 @@ fn rule_03_the_right_device_or_none() {
     let wrong = [
         ("nguid", "00000000000000000000000000000001", "NGUID"),
         ("sizeBytes", "2147483648", "bytes"),
-        ("filesystemUUID", "00000000-0000-4000-8000-000000000001", "expected"),
+        (
+            "filesystemUUID",
+            "00000000-0000-4000-8000-000000000001",
+            "expected",
+        ),
         ("fsType", "xfs", "expected xfs"),
     ];
     for (key, value, words) in wrong {
         let mut context = context.clone();
         context.insert(key.into(), value.into());
-        assert_refused(volume.stage("node0", &context), Code::FailedPrecondition, &[words]);
+        assert_refused(
+            volume.stage("node0", &context),
+            Code::FailedPrecondition,
+            &[words],
+        );
         let left = fleet.vm("node0").ok("ls /sys/class/nvme").unwrap();
         assert_eq!(left, "", "a refused stage leaves no controller ({key})");
     }
@@ -132,7 +153,10 @@ fn rule_04_a_node_that_kept_its_mount_is_fenced() {
     assert_ne!(late.unwrap().status, 0, "a write after the fence must fail");
     volume.bring_to("node1");
     assert_eq!(volume.read("node1"), sum);
-    let names = fleet.vm("node1").ok(&format!("ls {}", volume.target())).unwrap();
+    let names = fleet
+        .vm("node1")
+        .ok(&format!("ls {}", volume.target()))
+        .unwrap();
     assert!(!names.contains("late"), "{names}");
     volume.take_from("node1");
     volume.unpublish("node0").unwrap();
@@ -148,9 +172,20 @@ fn rule_05_a_read_only_publish_cannot_be_written() {
     let context = volume.attach("node0").unwrap();
     volume.stage("node0", &context).unwrap();
     volume.publish("node0", &context, true).unwrap();
-    let write = fleet.vm("node0").run(&format!("touch {}/x", volume.target())).unwrap();
-    assert!(write.stderr.contains("Read-only file system"), "{}", write.stderr);
-    assert_refused(volume.publish("node0", &context, false), Code::AlreadyExists, &["readonly=true"]);
+    let write = fleet
+        .vm("node0")
+        .run(&format!("touch {}/x", volume.target()))
+        .unwrap();
+    assert!(
+        write.stderr.contains("Read-only file system"),
+        "{}",
+        write.stderr
+    );
+    assert_refused(
+        volume.publish("node0", &context, false),
+        Code::AlreadyExists,
+        &["readonly=true"],
+    );
     volume.take_from("node0");
     volume.delete();
     fleet.assert_clean();
@@ -168,8 +203,14 @@ fn rule_06_a_volume_with_a_snapshot_is_not_destroyed_with_it() {
         .within(Duration::from_secs(5))
         .delete(&volume.id)
         .expect_err("the snapshot holds it");
-    assert!(refused.message().contains("snapshot"), "{}", refused.message());
-    storage.ok(&format!("zfs list {snapshot}")).expect("the snapshot is still there");
+    assert!(
+        refused.message().contains("snapshot"),
+        "{}",
+        refused.message()
+    );
+    storage
+        .ok(&format!("zfs list {snapshot}"))
+        .expect("the snapshot is still there");
     storage.ok(&format!("zfs destroy {snapshot}")).unwrap();
     volume.delete();
     fleet.assert_clean();
@@ -178,15 +219,23 @@ fn rule_06_a_volume_with_a_snapshot_is_not_destroyed_with_it() {
 #[test]
 fn rule_07_capacity_rounds_up_and_is_what_zfs_says() {
     let fleet = Fleet::fresh();
-    let wanted = Wanted::named("pvc-size").size((1 << 30) + 1).parameter("volBlockSize", "32k");
+    let wanted = Wanted::named("pvc-size")
+        .size((1 << 30) + 1)
+        .parameter("volBlockSize", "32k");
     let volume = fleet.controller.create(&wanted).unwrap();
     assert_eq!(volume.capacity_bytes, (1 << 30) + 32 * 1024);
     let real = fleet
         .vm("storage0")
-        .ok(&format!("zfs get -Hp -o value volsize tank/csi/block/{}", volume.volume_id))
+        .ok(&format!(
+            "zfs get -Hp -o value volsize tank/csi/block/{}",
+            volume.volume_id
+        ))
         .unwrap();
     assert_eq!(real.trim(), volume.capacity_bytes.to_string());
-    fleet.controller.create(&wanted).expect("a retry with the same range");
+    fleet
+        .controller
+        .create(&wanted)
+        .expect("a retry with the same range");
     assert_refused(
         fleet.controller.create(&wanted.clone().size(2 << 30)),
         Code::AlreadyExists,
@@ -219,19 +268,39 @@ fn rule_10_a_dead_target_hangs_no_call() {
     fleet.vm("storage0").restore_network().unwrap();
     let status = outcome.expect_err("data is still to be written");
     assert!(took < bound * 2 + Duration::from_secs(2), "took {took:?}");
-    assert_eq!(status.code(), Code::DeadlineExceeded, "{}", status.message());
-    assert!(status.message().contains("still waits"), "{}", status.message());
+    assert_eq!(
+        status.code(),
+        Code::DeadlineExceeded,
+        "{}",
+        status.message()
+    );
+    assert!(
+        status.message().contains("still waits"),
+        "{}",
+        status.message()
+    );
     // The target is back: the kernel reconnects, writes what was left, and a retry finishes.
     let deadline = Instant::now() + Duration::from_secs(90);
     while let Err(status) = fleet.nodes["node0"].unstage(&volume.id, &volume.staging()) {
-        assert!(Instant::now() < deadline, "never finished: {}", status.message());
+        assert!(
+            Instant::now() < deadline,
+            "never finished: {}",
+            status.message()
+        );
         std::thread::yield_now();
     }
     volume.detach("node0").unwrap();
     volume.bring_to("node1");
     assert_eq!(volume.read("node1"), sum);
-    let dirty = fleet.vm("node1").ok(&format!("cat {}/dirty", volume.target())).unwrap();
-    assert_eq!(dirty.trim(), "unwritten", "what was not written yet has been written");
+    let dirty = fleet
+        .vm("node1")
+        .ok(&format!("cat {}/dirty", volume.target()))
+        .unwrap();
+    assert_eq!(
+        dirty.trim(),
+        "unwritten",
+        "what was not written yet has been written"
+    );
     volume.take_from("node1");
     volume.delete();
     fleet.assert_clean();
@@ -243,7 +312,10 @@ fn rule_12_paths_that_leave_the_kubelet_directory_are_refused() {
     let volume = fleet.create(&Wanted::named("pvc-path"));
     let context = volume.attach("node0").unwrap();
     let vm = fleet.vm("node0");
-    vm.ok(&format!("mkdir -p /srv/outside && ln -sfn /srv {KUBELET}/pods/link")).unwrap();
+    vm.ok(&format!(
+        "mkdir -p /srv/outside && ln -sfn /srv {KUBELET}/pods/link"
+    ))
+    .unwrap();
     let node = &fleet.nodes["node0"];
     for path in [
         "/srv/outside".to_owned(),
@@ -253,16 +325,39 @@ fn rule_12_paths_that_leave_the_kubelet_directory_are_refused() {
         "relative".to_owned(),
         String::new(),
     ] {
-        assert_refused(node.stage(&volume.id, &context, &path, "ext4"), Code::InvalidArgument, &[]);
+        assert_refused(
+            node.stage(&volume.id, &context, &path, "ext4"),
+            Code::InvalidArgument,
+            &[],
+        );
     }
     volume.stage("node0", &context).unwrap();
-    for path in ["/srv/outside".to_owned(), format!("{KUBELET}/pods/link/outside")] {
-        let outcome = node.publish(&volume.id, &context, &volume.staging(), &path, "ext4", false);
+    for path in [
+        "/srv/outside".to_owned(),
+        format!("{KUBELET}/pods/link/outside"),
+    ] {
+        let outcome = node.publish(
+            &volume.id,
+            &context,
+            &volume.staging(),
+            &path,
+            "ext4",
+            false,
+        );
         assert_refused(outcome, Code::InvalidArgument, &[]);
-        assert_refused(node.unpublish(&volume.id, &path), Code::InvalidArgument, &[]);
+        assert_refused(
+            node.unpublish(&volume.id, &path),
+            Code::InvalidArgument,
+            &[],
+        );
     }
-    assert_eq!(vm.ok("ls /srv/outside").unwrap(), "", "nothing was made outside");
-    vm.ok(&format!("rm {KUBELET}/pods/link; rm -r /srv/outside")).unwrap();
+    assert_eq!(
+        vm.ok("ls /srv/outside").unwrap(),
+        "",
+        "nothing was made outside"
+    );
+    vm.ok(&format!("rm {KUBELET}/pods/link; rm -r /srv/outside"))
+        .unwrap();
     volume.unstage("node0").unwrap();
     volume.detach("node0").unwrap();
     volume.delete();
