@@ -45,7 +45,7 @@ pub use crate::vm::{Output, Running, Vm, quote};
 /// ssh makes one with 17 bytes more for a while.
 const RUN_DIR_MAX: usize = 60;
 /// How long a machine may take to boot, under software emulation on a busy host.
-pub const BOOT: Duration = Duration::from_secs(240);
+pub const BOOT: Duration = Duration::from_secs(600);
 
 /// A running lab.
 #[derive(Debug)]

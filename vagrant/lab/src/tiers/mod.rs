@@ -139,8 +139,10 @@ pub fn list(tier: Option<Tier>) -> Result<BTreeMap<String, Vec<String>>> {
             }
             Tier::Host => libtest::list(lister(&build::test("zvolt-kernel", "host")?))?,
             Tier::Vm => {
-                let mut names = libtest::list(lister(&build::test("zvolt-kernel", "rooms")?))?;
-                names.extend(libtest::list(lister(&build::test("zvolt", "vm")?))?);
+                let mut names = Vec::new();
+                for (package, name) in vm::PROGRAMS {
+                    names.extend(libtest::list(lister(&build::test(package, name)?))?);
+                }
                 names
             }
         };

@@ -14,15 +14,39 @@ const ROOMS: &str = "/usr/local/bin/zvolt-rooms";
 /// Where the machines have the driver.
 pub(super) const DRIVER: &str = "/usr/local/bin/zvolt";
 
-/// Runs the tests inside storage0, then those that drive all machines from here.
+/// What has been built for the tier. A part that did not build has failed, and hides no other.
+#[derive(Default)]
+struct Programs {
+    lab: Option<PathBuf>,
+    rooms: Option<PathBuf>,
+    driver: Option<(PathBuf, PathBuf)>,
+}
+
+/// The tier's test programs: package and name.
+pub(super) const PROGRAMS: [(&str, &str); 3] = [
+    ("zvolt-lab", "lab"),
+    ("zvolt-kernel", "rooms"),
+    ("zvolt", "vm"),
+];
+
+/// Runs the tests of the lab itself, those inside storage0, then those that drive all machines from
+/// here.
 pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
     // First all that can fail without a machine.
-    let rooms = build::test("zvolt-kernel", "rooms")?;
-    let driver = build::driver()?;
-    let tests = build::test("zvolt", "vm")?;
+    let mut built = |program: Result<PathBuf>| match program {
+        Ok(program) => Some(program),
+        Err(error) => {
+            println!("FAILED  {error:#}");
+            counts.failed += 1;
+            None
+        }
+    };
+    let [lab, rooms, tests] = PROGRAMS.map(|(package, name)| built(build::test(package, name)));
+    let driver = tests.and_then(|tests| Some((built(build::driver())?, tests)));
+    let programs = Programs { lab, rooms, driver };
     with_lab(|lab| {
         let before = *counts;
-        let outcome = in_lab(lab, filter, counts, &rooms, &driver, &tests);
+        let outcome = in_lab(lab, filter, counts, &programs);
         if outcome.is_err() || counts.failed + counts.not_run > before.failed + before.not_run {
             collect(lab);
         }
@@ -43,27 +67,27 @@ pub(super) fn with_lab<T>(work: impl FnOnce(&Lab) -> Result<T>) -> Result<T> {
     work(started.lab())
 }
 
-fn in_lab(
-    lab: &Lab,
-    filter: Option<&str>,
-    counts: &mut Counts,
-    rooms: &Path,
-    driver: &Path,
-    tests: &Path,
-) -> Result<()> {
-    progress::part("copying the programs to the machines", || {
-        install(&lab.vms().iter().collect::<Vec<_>>(), driver, DRIVER)?;
-        install(&[lab.vm("storage0")], rooms, ROOMS)
-    })?;
-    let mut words = vec![
-        ROOMS.to_owned(),
-        "--test-threads=1".to_owned(),
-        "--color=never".to_owned(),
-    ];
-    words.extend(filter.map(crate::quote));
-    // A part that cannot run must not hide the other's outcome.
-    let inside = libtest::run(lab.vm("storage0").interactive(&words), counts)
-        .context("the tests in storage0");
+fn in_lab(lab: &Lab, filter: Option<&str>, counts: &mut Counts, programs: &Programs) -> Result<()> {
+    // A part that cannot run must not hide another's outcome either.
+    let mut outcome = Ok(());
+    if let Some(tests) = &programs.lab {
+        outcome = outcome.and(libtest::run(from_here(lab, tests, filter), counts));
+    }
+    if let Some(rooms) = &programs.rooms {
+        outcome = outcome
+            .and(inside_storage0(lab, rooms, filter, counts).context("the tests in storage0"));
+    }
+    if let Some((driver, tests)) = &programs.driver {
+        let installed = progress::part("copying the driver to the machines", || {
+            install(&lab.vms().iter().collect::<Vec<_>>(), driver, DRIVER)
+        });
+        let ran = installed.and_then(|()| libtest::run(from_here(lab, tests, filter), counts));
+        outcome = outcome.and(ran.context("the tests of the driver"));
+    }
+    outcome
+}
+
+fn from_here(lab: &Lab, tests: &Path, filter: Option<&str>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "TERM", "--"]).arg(tests);
     command
@@ -72,8 +96,26 @@ fn in_lab(
     command
         .env("ZVOLT_LAB_RUN", lab.run_dir())
         .current_dir(workspace());
-    let outside = libtest::run(command, counts).context("the tests of the driver");
-    inside.and(outside)
+    command
+}
+
+fn inside_storage0(
+    lab: &Lab,
+    rooms: &Path,
+    filter: Option<&str>,
+    counts: &mut Counts,
+) -> Result<()> {
+    let vm = lab.vm("storage0");
+    progress::part("copying the tests of the kernel rooms to storage0", || {
+        install(&[vm], rooms, ROOMS)
+    })?;
+    let mut words = vec![
+        ROOMS.to_owned(),
+        "--test-threads=1".to_owned(),
+        "--color=never".to_owned(),
+    ];
+    words.extend(filter.map(crate::quote));
+    libtest::run(vm.interactive(&words), counts)
 }
 
 /// Copies a program, without what only a debugger needs, to machines, all at once, and sees that it
