@@ -15,7 +15,8 @@ use crate::error::{Errno, SysError};
 /// it outlives a reconnect.
 pub fn bound_requests(sys: &Path, controller: &str, kib: u32) -> Result<(), SysError> {
     let dir = sys.join("class/nvme").join(component(controller)?);
-    for name in names_in(&dir)? {
+    // Disks only: a controller's directory has some thirty attributes beside them.
+    for name in names_in(&dir)?.iter().filter(|n| n.starts_with("nvme")) {
         let attribute = dir.join(name).join("queue/max_sectors_kb");
         let Some(text) = attr::read_if_present(&attribute)? else {
             continue;
@@ -49,7 +50,7 @@ mod tests {
             dir.join("max_sectors_kb")
         };
         let (wide, narrow) = (queue("nvme0c0n1", "32768"), queue("nvme0c0n2", "512"));
-        fs::create_dir_all(sys.path().join("class/nvme/nvme0/power")).expect("mkdir");
+        fs::write(sys.path().join("class/nvme/nvme0/address"), "traddr=1").expect("write");
         // A plain file keeps what is behind the shorter value that is written over it.
         fs::write(&wide, "4096").expect("write");
         bound_requests(sys.path(), "nvme0", 1024).expect("bounded");

@@ -41,8 +41,11 @@ impl Fleet {
     pub(crate) fn fresh_with(storage_env: &[(&str, &str)], node0_env: &[(&str, &str)]) -> Self {
         let lab = lab();
         // Consumers let go first: a target that is torn down under a controller leaves it reconnecting.
-        scrub(lab.vm("node0")).unwrap();
-        scrub(lab.vm("node1")).unwrap();
+        thread::scope(|scope| {
+            for node in ["node0", "node1"] {
+                scope.spawn(move || scrub(lab.vm(node)).unwrap());
+            }
+        });
         scrub(lab.vm("storage0")).unwrap();
         let storage = Member::storage(lab);
         let node0 = Member::node(lab, "node0");
