@@ -31,7 +31,12 @@ pub(super) fn run(options: options::Node, storage: Option<options::Storage>) -> 
     let roots = Roots::default();
     let mut findings = preflight::node(&roots, &options.kubelet_dir);
     if storage.is_some() {
-        findings.extend(preflight::agent(&roots));
+        for finding in preflight::agent(&roots) {
+            // Both sides need some of the same.
+            if !findings.contains(&finding) {
+                findings.push(finding);
+            }
+        }
     }
     if !findings.is_empty() {
         report(&findings);

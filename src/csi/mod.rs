@@ -9,4 +9,6 @@ mod node;
 pub mod server;
 pub mod socket;
 mod status;
+#[cfg(test)]
+mod tests;
 pub mod trace;

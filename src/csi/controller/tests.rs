@@ -59,6 +59,12 @@ impl Room {
         self.controller.unpublish("pvc-1", Some(node), soon()).await
     }
 
+    /// The object alone, as after a controller that has died.
+    async fn write_intent(&self) {
+        let wanted = Wanted::parse(&request(), "storage0").unwrap();
+        self.controller.store.create(wanted.volume).await.unwrap();
+    }
+
     async fn volume(&self) -> Option<Volume> {
         self.controller.store.get("pvc-1").await.unwrap()
     }
@@ -88,7 +94,7 @@ fn soon() -> Instant {
 }
 
 fn shortly() -> Instant {
-    Instant::now() + Duration::from_millis(150)
+    Instant::now() + Duration::from_millis(400)
 }
 
 /// Plays the agent: makes it ready, admits who is mapped, fences who is not, lets go.
@@ -379,8 +385,7 @@ async fn rule_04_one_writer_until_it_is_fenced() {
 #[tokio::test]
 async fn rule_04_a_node_that_is_not_fenced_yet_still_holds_the_volume() {
     let room = Room::new(Fate::Silent);
-    let wanted = Wanted::parse(&request(), "storage0").unwrap();
-    let _ = room.controller.create(wanted, shortly()).await;
+    room.write_intent().await;
     room.change(|v| {
         make_ready(v);
         v.status.published_initiators = vec![names::host_nqn("node0")];
@@ -425,11 +430,10 @@ async fn two_nodes_at_once_make_one_writer() {
 #[tokio::test]
 async fn a_wish_that_comes_to_nothing_is_taken_back() {
     let room = Room::new(Fate::Silent);
-    let wanted = Wanted::parse(&request(), "storage0").unwrap();
-    let _ = room.controller.create(wanted, shortly()).await;
+    room.write_intent().await;
     room.change(make_ready).await;
+    let mut watch = room.controller.store.watch(Some("pvc-1"));
     let fails = async {
-        let mut watch = room.controller.store.watch(Some("pvc-1"));
         while let Some(Change::Put(volume)) = watch.next().await {
             if !volume.status.mapped_initiators.is_empty() {
                 break;
