@@ -2,8 +2,6 @@
 //!
 //! The names come from the driver's own timelines: a step that is added is killed at as well.
 
-use std::collections::BTreeSet;
-
 use tonic::Status;
 use zvolt_lab::orchestrator::Wanted;
 
@@ -60,8 +58,8 @@ fn volume<'a>(fleet: &'a Fleet, id: &str) -> Journey<'a> {
     }
 }
 
-/// The names of the steps that a call runs in the killed process.
-fn steps_of(fleet: &Fleet, call: Call) -> BTreeSet<String> {
+/// The names of the steps that a call runs in the process to kill, in the order in which they end.
+fn steps_of(fleet: &Fleet, call: Call) -> Vec<String> {
     let volume = volume(fleet, "pvc-dry-run");
     let operations = || {
         let socket = if call.is_on_node() {
@@ -76,10 +74,12 @@ fn steps_of(fleet: &Fleet, call: Call) -> BTreeSet<String> {
     }
     let seen = operations().len();
     act(&volume, call).unwrap();
-    let steps = operations()[seen..]
-        .iter()
-        .flat_map(|o| o.steps.iter().map(|s| s.name.clone()))
-        .collect();
+    let mut steps = Vec::new();
+    for step in operations()[seen..].iter().flat_map(|o| &o.steps) {
+        if !steps.contains(&step.name) {
+            steps.push(step.name.clone());
+        }
+    }
     for after in LIFE.iter().filter(|c| **c > call) {
         act(&volume, *after).unwrap();
     }
@@ -123,17 +123,17 @@ fn killed_at(fleet: &Fleet, call: Call, point: &str, id: &str) {
     let mut sum = None;
     for before in LIFE.iter().filter(|c| **c < call) {
         act(&volume, *before).unwrap();
-        if *before == Publish {
+        if *before == Publish && call < Delete {
             sum = Some(volume.write("node0"));
         }
     }
-    member.stop().unwrap();
+    member.kill().unwrap();
     member.start_with(&[("ZVOLT_KILL_AT", point)]).unwrap();
     let outcome = act(&volume, call);
-    assert!(
-        !member.is_running().unwrap(),
-        "{call:?} never reached {point}: {outcome:?}"
-    );
+    if member.is_running().unwrap() {
+        member.kill().unwrap(); // no later test may meet the kill point
+        panic!("{call:?} never reached {point}: {outcome:?}");
+    }
     member.start().unwrap();
     act(&volume, call)
         .unwrap_or_else(|s| panic!("{call:?} after a kill at {point}: {}", s.message()));
@@ -142,30 +142,35 @@ fn killed_at(fleet: &Fleet, call: Call, point: &str, id: &str) {
         act(&volume, *after)
             .unwrap_or_else(|s| panic!("{after:?} after a kill at {point}: {}", s.message()));
         if *after == Publish {
-            sum = Some(volume.write("node0"));
+            let written = volume.write("node0");
+            assert_eq!(volume.read("node0"), written, "after a kill at {point}");
         }
     }
-    if call < Delete {
+    // What was written before the kill is read through another node.
+    if let Some(sum) = sum {
         volume.bring_to("node1");
-        assert_eq!(Some(volume.read("node1")), sum, "after a kill at {point}");
+        assert_eq!(volume.read("node1"), sum, "after a kill at {point}");
         volume.take_from("node1");
+    }
+    if call < Delete {
         volume.delete();
     }
     fleet.assert_clean();
 }
 
+/// Kills before the first step and after every step: before a step is after the one before it.
 fn sweep(call: Call) {
     let fleet = Fleet::fresh();
     let steps = steps_of(&fleet, call);
-    assert!(!steps.is_empty(), "{call:?} has steps");
-    let mut count = 0;
-    for step in &steps {
-        for side in ["before", "after"] {
-            let point = format!("{step}:{side}");
-            eprintln!("{call:?}: killed at {point}");
-            killed_at(&fleet, call, &point, &format!("pvc-{count}"));
-            count += 1;
-        }
+    let first = steps.first().map(|step| format!("{step}:before"));
+    let points: Vec<String> = first
+        .into_iter()
+        .chain(steps.iter().map(|step| format!("{step}:after")))
+        .collect();
+    assert!(!points.is_empty(), "{call:?} has steps");
+    for (number, point) in points.iter().enumerate() {
+        eprintln!("{call:?}: killed at {point}");
+        killed_at(&fleet, call, point, &format!("pvc-{number}"));
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use std::thread;
 
 use tonic::{Code, Status};
-use zvolt_lab::fleet::{Member, assert_clean, scrub, staging_path, target_path};
+use zvolt_lab::fleet::{Member, assert_clean, leftovers, scrub, staging_path, target_path};
 use zvolt_lab::orchestrator::{Csi, Wanted};
 use zvolt_lab::{Lab, Vm};
 
@@ -32,44 +32,33 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Scrubs every machine and starts a driver on each.
+    /// A driver on every machine, and nothing of an earlier test: what a clean test has left running
+    /// is taken as it is, anything else is scrubbed and started anew.
     pub(crate) fn fresh() -> Self {
-        Self::fresh_with(&[], &[])
-    }
-
-    /// The same, with environment variables for the storage side and for node0.
-    pub(crate) fn fresh_with(storage_env: &[(&str, &str)], node0_env: &[(&str, &str)]) -> Self {
         let lab = lab();
-        // Consumers let go first: a target that is torn down under a controller leaves it reconnecting.
-        thread::scope(|scope| {
-            for node in ["node0", "node1"] {
-                scope.spawn(move || scrub(lab.vm(node)).unwrap());
-            }
-        });
-        scrub(lab.vm("storage0")).unwrap();
         let storage = Member::storage(lab);
-        let node0 = Member::node(lab, "node0");
-        let node1 = Member::node(lab, "node1");
-        thread::scope(|scope| {
-            let all = [
-                scope.spawn(|| storage.start_with(storage_env)),
-                scope.spawn(|| node0.start_with(node0_env)),
-                scope.spawn(|| node1.start()),
-            ];
-            for one in all {
-                one.join().unwrap().unwrap();
-            }
-        });
+        let nodes = ["node0", "node1"].map(|name| Member::node(lab, name));
+        let all = [&storage, &nodes[0], &nodes[1]];
+        let is_usable = |member: &Member<'_>| {
+            member.is_running().unwrap() && leftovers(member.vm()).unwrap().is_empty()
+        };
+        if !all_at_once(&all, is_usable)
+            .into_iter()
+            .all(|usable| usable)
+        {
+            // Consumers let go first: a target that is torn down under a controller leaves it reconnecting.
+            all_at_once(&all[1..], |member| scrub(member.vm()).unwrap());
+            scrub(storage.vm()).unwrap();
+            all_at_once(&all, |member| member.start().unwrap());
+        }
         let controller = storage.csi().unwrap();
-        let nodes = HashMap::from([
-            ("node0", node0.csi().unwrap()),
-            ("node1", node1.csi().unwrap()),
-        ]);
+        let sockets = all_at_once(&all[1..], |member| member.csi().unwrap());
+        let [node0, _] = nodes;
         Self {
             storage,
             node0,
             controller,
-            nodes,
+            nodes: ["node0", "node1"].into_iter().zip(sockets).collect(),
         }
     }
 
@@ -92,6 +81,19 @@ impl Fleet {
             fs_type: wanted.fs_type.clone(),
         }
     }
+}
+
+fn all_at_once<T: Send>(members: &[&Member<'_>], act: impl Fn(&Member<'_>) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = members
+            .iter()
+            .map(|member| scope.spawn(|| act(member)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|t| t.join().expect("a machine failed"))
+            .collect()
+    })
 }
 
 /// One volume's way.
