@@ -63,7 +63,7 @@ fn report(findings: &[Finding]) {
         remedy,
     } in findings
     {
-        let _ = writeln!(out, "  {check}: {problem}\n    do: {remedy}");
+        let _ = writeln!(out, "  {check}: {problem}\n    {remedy}");
     }
 }
 
