@@ -1,5 +1,8 @@
 //! The messages and services of CSI 1.13.0, and the trace service of zvolt itself.
 
+#[cfg(test)]
+mod tests;
+
 /// Package `csi.v1`. A message that holds a secret does not show it by `{:?}`.
 #[allow(clippy::all, clippy::pedantic, missing_docs, reason = "generated")]
 pub mod csi {
