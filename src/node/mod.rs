@@ -281,7 +281,7 @@ impl Node {
                 "the deadline passed before the work began",
             ))
         };
-        timeline.finish(outcome.as_ref().map(|()| ()).map_err(ToString::to_string));
+        timeline.finish(outcome.as_ref().copied().map_err(ToString::to_string));
         outcome
     }
 }

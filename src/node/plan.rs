@@ -258,8 +258,6 @@ fn precondition(message: String) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use uuid::Uuid;
     use zvolt_kernel::block::DevId;
     use zvolt_kernel::nvme;
@@ -554,12 +552,7 @@ mod tests {
             directory: true,
             mounted: false,
         };
-        let cases: [(&World, &World, &dyn Fn(&World) -> Vec<Step>); 2] = [
-            (&empty, &staged, &plan_stage),
-            (&staged, &unstaged, &plan_unstage),
-        ];
-        let mut ends = BTreeMap::new();
-        for (begin, end, plan) in cases {
+        let sweep = |begin: &World, end: &World, plan: &dyn Fn(&World) -> Vec<Step>| {
             for stop in 0..=plan(begin).len() {
                 let mut world = begin.clone();
                 plan(begin)
@@ -570,9 +563,9 @@ mod tests {
                 rest.iter().for_each(|s| apply(&mut world, s));
                 assert_eq!(world, *end, "stopped after {stop} steps");
                 assert_eq!(plan(&world), [], "a finished world needs nothing");
-                *ends.entry(stop).or_insert(0) += 1;
             }
-        }
-        assert!(ends.len() > 2, "the sweep stopped at several places");
+        };
+        sweep(&empty, &staged, &plan_stage);
+        sweep(&staged, &unstaged, &plan_unstage);
     }
 }

@@ -82,7 +82,7 @@ fn rule_02_a_volume_that_was_ready_is_never_created_again() {
     assert_refused(
         volume.attach("node0"),
         Code::FailedPrecondition,
-        &["dataset"],
+        &["missing", "not created again"],
     );
     let list = storage.ok("zfs list -H -o name -r tank").unwrap();
     assert!(
