@@ -22,6 +22,8 @@ const FORMAT: &str = "1";
 /// The script that has no part in the image.
 const VAGRANT_ONLY: &str = "packages.sh";
 
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// A built image.
 #[derive(Debug, Clone)]
 pub struct Image {
@@ -37,6 +39,14 @@ impl Image {
     /// Its folder.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Keeps the image from being removed as an old one, as long as the file is held.
+    pub fn hold(&self) -> Result<File> {
+        let kernel = File::open(self.kernel())
+            .with_context(|| format!("open {}", self.kernel().display()))?;
+        kernel.lock_shared().context("lock the image")?;
+        Ok(kernel)
     }
 
     /// The root disk, to be used as the base of copies only.
@@ -107,6 +117,7 @@ pub fn ensure() -> Result<Image> {
     progress::part("making the machines' disk image", || {
         into_place(&image.dir, |dir| assemble(dir, &tree, &scripts))
     })?;
+    forget_old(&cache, &[&image.dir, &tree])?;
     Ok(image)
 }
 
@@ -192,6 +203,27 @@ fn sweep(cache: &Path) -> Result<()> {
             .file_name()
             .is_some_and(|n| n.to_string_lossy().starts_with("partial-"))
         {
+            remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes trees and images of earlier scripts that were made over a day ago and that no lab uses.
+fn forget_old(cache: &Path, present: &[&Path]) -> Result<()> {
+    for entry in fs::read_dir(cache).context("read the cache")? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let ours = name.starts_with("image-") || name.starts_with("tree-");
+        let old = fs::metadata(&path)?
+            .modified()?
+            .elapsed()
+            .is_ok_and(|age| age > DAY);
+        if !ours || !old || present.contains(&path.as_path()) {
+            continue;
+        }
+        let in_use = File::open(path.join("kernel")).is_ok_and(|kernel| kernel.try_lock().is_err());
+        if !in_use {
             remove(&path)?;
         }
     }

@@ -95,12 +95,14 @@ pub fn run(plan: Plan) -> Result<()> {
 
     let (events, inbox) = mpsc::channel();
     watch_end(&events, signals);
+    let image = Image::at(plan.image.clone());
+    let _held = image.hold()?;
     fs::DirBuilder::new()
         .mode(0o700)
         .create(&plan.disk_dir)
         .with_context(|| format!("make {}", plan.disk_dir.display()))?;
     let mut keeper = Keeper {
-        image: Image::at(plan.image.clone()),
+        image,
         hub: Hub::new(plan.machines.iter().map(|m| m.number)),
         machines: Vec::new(),
         plan,

@@ -245,8 +245,8 @@ impl Started {
     }
 }
 
-/// Removes what a lab left whose keeper was killed. Refuses to touch anything else.
-fn remove_stale(run_dir: &Path) -> Result<()> {
+/// Removes what a lab left whose keeper was killed, if there is such. Refuses to touch anything else.
+pub fn remove_stale(run_dir: &Path) -> Result<()> {
     let metadata = match fs::symlink_metadata(run_dir) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),

@@ -13,7 +13,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use zvolt_lab::tiers::{self, Tier};
-use zvolt_lab::{Lab, Started, cleanup, control, host, image, keeper, machines, progress};
+use zvolt_lab::{
+    Lab, Started, cleanup, control, host, image, keeper, machines, progress, remove_stale,
+};
 
 #[derive(Parser)]
 #[command(
@@ -149,7 +151,13 @@ fn run(verb: Verb) -> Result<ExitCode> {
         )?,
         Verb::Ssh { host, command } => ssh(&host, &command)?,
         Verb::Down => {
-            Lab::attach().context("there is nothing to end")?.down()?;
+            match Lab::attach() {
+                Ok(lab) => lab.down()?,
+                Err(_) if !host::run_dir().exists() => {
+                    bail!("no lab runs at {}", host::run_dir().display())
+                }
+                Err(_) => remove_stale(&host::run_dir())?,
+            }
             progress::note("the lab is gone");
         }
         Verb::Demo { output } => demo(output.output)?,

@@ -25,12 +25,12 @@ pub(super) fn cargo() -> Command {
 }
 
 /// Builds a test program; gives its file.
-pub(super) fn test(package: &str, name: &str) -> Result<PathBuf> {
-    progress::part(&format!("building the tests {name} of {package}"), || {
-        executable(
-            &["test", "--package", package, "--test", name, "--no-run"],
-            name,
-        )
+///
+/// Every build selects the whole workspace, so that all of them share one set of the dependencies'
+/// features, and with it what has been built of them.
+pub(super) fn test(name: &str) -> Result<PathBuf> {
+    progress::part(&format!("building the tests `{name}`"), || {
+        executable(&["test", "--workspace", "--test", name, "--no-run"], name)
     })
 }
 
@@ -40,12 +40,11 @@ pub(super) fn driver() -> Result<PathBuf> {
         executable(
             &[
                 "build",
-                "--package",
-                "zvolt",
+                "--workspace",
                 "--bin",
                 "zvolt",
                 "--features",
-                "fault-points",
+                "zvolt/fault-points",
             ],
             "zvolt",
         )
@@ -55,7 +54,7 @@ pub(super) fn driver() -> Result<PathBuf> {
 /// Builds the driver as it is released, but for its optimisation; gives its file.
 pub(super) fn plain_driver() -> Result<PathBuf> {
     progress::part("building the driver", || {
-        executable(&["build", "--package", "zvolt", "--bin", "zvolt"], "zvolt")
+        executable(&["build", "--workspace", "--bin", "zvolt"], "zvolt")
     })
 }
 

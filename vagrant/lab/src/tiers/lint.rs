@@ -18,12 +18,7 @@ const CHECKS: [(&str, Check); 4] = [
     }),
     ("cargo clippy -D warnings", || Ok(clippy(&["--workspace"]))),
     ("cargo clippy -D warnings (fault-points)", || {
-        Ok(clippy(&[
-            "--package",
-            "zvolt",
-            "--features",
-            "fault-points",
-        ]))
+        Ok(clippy(&["--workspace", "--features", "zvolt/fault-points"]))
     }),
     ("cargo deny check bans licenses sources", || {
         let deny = cargo_deny()?;

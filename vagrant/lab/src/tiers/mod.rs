@@ -137,11 +137,11 @@ pub fn list(tier: Option<Tier>) -> Result<BTreeMap<String, Vec<String>>> {
                 command.args(["--", "--list", "--format", "terse"]);
                 libtest::list(command)?
             }
-            Tier::Host => libtest::list(lister(&build::test("zvolt-kernel", "host")?))?,
+            Tier::Host => libtest::list(lister(&build::test("host")?))?,
             Tier::Vm => {
                 let mut names = Vec::new();
-                for (package, name) in vm::PROGRAMS {
-                    names.extend(libtest::list(lister(&build::test(package, name)?))?);
+                for name in vm::PROGRAMS {
+                    names.extend(libtest::list(lister(&build::test(name)?))?);
                 }
                 names
             }
@@ -183,7 +183,7 @@ fn unit(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
 }
 
 fn on_host(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
-    let binary = build::test("zvolt-kernel", "host")?;
+    let binary = build::test("host")?;
     host::require(host::HOST_TESTS)?;
     // What a test mounts and forgets goes with the namespace.
     let mut command = host::root_command("unshare");

@@ -22,12 +22,8 @@ struct Programs {
     driver: Option<(PathBuf, PathBuf)>,
 }
 
-/// The tier's test programs: package and name.
-pub(super) const PROGRAMS: [(&str, &str); 3] = [
-    ("zvolt-lab", "lab"),
-    ("zvolt-kernel", "rooms"),
-    ("zvolt", "vm"),
-];
+/// The tier's test programs.
+pub(super) const PROGRAMS: [&str; 3] = ["lab", "rooms", "vm"];
 
 /// Runs the tests of the lab itself, those inside storage0, then those that drive all machines from
 /// here.
@@ -41,7 +37,7 @@ pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
             None
         }
     };
-    let [lab, rooms, tests] = PROGRAMS.map(|(package, name)| built(build::test(package, name)));
+    let [lab, rooms, tests] = PROGRAMS.map(|name| built(build::test(name)));
     let driver = tests.and_then(|tests| Some((built(build::driver())?, tests)));
     let programs = Programs { lab, rooms, driver };
     with_lab(|lab| {
