@@ -219,7 +219,8 @@ impl Keeper {
             }
             Request::Kill(name) => {
                 let place = self.place(name)?;
-                self.machines[place].power_off()
+                let socket = ssh::master_socket(&self.plan.run_dir, name);
+                self.machines[place].power_off(&socket)
             }
             Request::Cut(name) | Request::Restore(name) => {
                 let place = self.place(name)?;
@@ -352,10 +353,10 @@ impl Keeper {
 
     fn end(&mut self) {
         for machine in &mut self.machines {
-            if let Err(error) = machine.power_off() {
+            let socket = ssh::master_socket(&self.plan.run_dir, &machine.spec.name);
+            if let Err(error) = machine.power_off(&socket) {
                 eprintln!("{error:#}");
             }
-            machine.disconnect(&ssh::master_socket(&self.plan.run_dir, &machine.spec.name));
         }
         for dir in [&self.plan.disk_dir, &self.plan.run_dir] {
             if let Err(error) = fs::remove_dir_all(dir) {
@@ -366,18 +367,16 @@ impl Keeper {
 }
 
 impl Machine {
-    fn power_off(&mut self) -> Result<()> {
+    fn power_off(&mut self, socket: &Path) -> Result<()> {
         if let Some(mut emulator) = self.emulator.take() {
             emulator.kill()?;
             emulator.wait()?;
         }
-        if let Some(mut connection) = self.connection.take() {
-            connection.kill()?;
-            connection.wait()?;
-        }
+        self.disconnect(socket);
         Ok(())
     }
 
+    /// Ends the connection, and takes its socket away: ssh would not replace one.
     fn disconnect(&mut self, socket: &Path) {
         if let Some(mut connection) = self.connection.take() {
             let _ = connection.kill();
