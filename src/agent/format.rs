@@ -1,11 +1,9 @@
 //! Making the filesystem of a new zvol, and the last look before it (rule 1).
 //!
 //! The format record says that the zvol is new; the content must agree. It is formatted when it is
-//! blank, or when its superblock has the UUID that derives from the pool's and the dataset's GUIDs:
-//! that is our own mkfs, finished or not, and not recorded yet; nobody can have used it, for it was
-//! never exported. Everything else is left alone, also the rest of an mkfs that was killed in the few
-//! milliseconds before its superblock is written: nothing proves that it is one, and a person who
-//! deletes the claim loses nothing by it.
+//! blank, or when its superblock, or the mark that mkfs leaves while it works, has the UUID that derives
+//! from the pool's and the dataset's GUIDs: that is our own mkfs, finished or not, and not recorded
+//! yet; nobody can have used it, for it was never exported. Everything else is left alone.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -63,8 +61,7 @@ fn look(file: &File, device: &Path, kind: FsKind, uuid: Uuid) -> Result<Verdict,
     let mut head = [0; 4096];
     file.read_exact_at(&mut head, 0)
         .map_err(|e| SysError::io("pread", device, &e))?;
-    // mkfs.xfs marks its superblock while it works, and then it is nobody's filesystem yet.
-    if kind == FsKind::Xfs && head.starts_with(b"XFSB") && head[32..48] == *uuid.as_bytes() {
+    if probe::unfinished(&head) == Some((kind, uuid)) {
         return Ok(Verdict::Format);
     }
     Ok(match probe::classify(&head) {
@@ -109,6 +106,22 @@ mod tests {
         assert_eq!(verdict(FsKind::Ext4, &[]), Verdict::Format);
         assert_eq!(verdict(FsKind::Xfs, &[(0, &xfs(OURS, 0))]), Verdict::Format);
         assert_eq!(verdict(FsKind::Xfs, &[(0, &xfs(OURS, 1))]), Verdict::Format);
+    }
+
+    #[test]
+    fn rule_01_only_our_own_killed_mkfs_is_made_again() {
+        let killed = |uuid: Uuid| {
+            let parts: [(u64, Vec<u8>); 3] = [
+                (1080, 0xEF53_u16.to_le_bytes().to_vec()),
+                (1120, 0x8000_0000_u32.to_le_bytes().to_vec()),
+                (1128, uuid.as_bytes().to_vec()),
+            ];
+            let parts: Vec<(u64, &[u8])> =
+                parts.iter().map(|(at, b)| (*at, b.as_slice())).collect();
+            verdict(FsKind::Ext4, &parts)
+        };
+        assert_eq!(killed(OURS), Verdict::Format);
+        assert!(matches!(killed(Uuid::from_u128(8)), Verdict::Refuse(_)));
     }
 
     #[test]
