@@ -155,6 +155,24 @@ impl KernelHost {
         Ok(())
     }
 
+    /// A zvol says EIO for a full pool and for a quota that is reached: ZFS is asked which it is.
+    fn room_for(&self, dataset: &str) -> Result<(), Failure> {
+        let properties = self.zfs.properties(dataset).map_err(of_zfs)?;
+        let available = properties
+            .get("available")
+            .and_then(|text| text.parse::<u64>().ok());
+        match available {
+            Some(available) if available < ROOM_TO_FORMAT => Err(Failure::lasting(
+                reason::NO_SPACE,
+                format!(
+                    "{dataset} has {available} bytes left for its filesystem: free space in the pool, or raise the \
+                     quota above it (zfs get -r quota,available)"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     fn disallow(&self, nqn: &str, host: &str) -> Result<(), Failure> {
         let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
         self.target
@@ -261,7 +279,8 @@ impl Host for KernelHost {
                 dataset,
                 kind,
                 uuid,
-            } => format::make(&self.device(dataset)?, dataset, *kind, *uuid),
+            } => format::make(&self.device(dataset)?, dataset, *kind, *uuid)
+                .map_err(|failure| self.room_for(dataset).err().unwrap_or(failure)),
             Act::RecordFormat { dataset, record } => self
                 .zfs
                 .set_property(dataset, &super::observe::property("format"), record)
@@ -294,6 +313,9 @@ impl Host for KernelHost {
         }
     }
 }
+
+/// The least room that a filesystem's first writes need, in bytes.
+const ROOM_TO_FORMAT: u64 = 1 << 20;
 
 /// ZFS's refusal in the words of the API.
 fn of_zfs(error: zfs::Error) -> Failure {
