@@ -48,7 +48,14 @@ impl SysError {
 
 impl fmt::Display for SysError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}: {:?} ({})", self.call, self.subject, self.errno, self.errno.desc())?;
+        write!(
+            f,
+            "{} {}: {:?} ({})",
+            self.call,
+            self.subject,
+            self.errno,
+            self.errno.desc()
+        )?;
         if !self.detail.is_empty() {
             write!(f, ": {}", self.detail)?;
         }

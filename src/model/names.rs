@@ -23,7 +23,9 @@ pub fn is_handle(text: &str) -> bool {
     let bytes = text.as_bytes();
     !bytes.is_empty()
         && bytes.len() <= HANDLE_MAX
-        && bytes.iter().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+        && bytes
+            .iter()
+            .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'))
         && bytes[0] != b'-'
         && bytes[bytes.len() - 1] != b'-'
 }
@@ -38,7 +40,13 @@ pub fn handle_of(csi_name: &str) -> String {
     let mut readable: String = csi_name
         .chars()
         .map(|c| c.to_ascii_lowercase())
-        .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' })
+        .map(|c| {
+            if c.is_ascii_lowercase() || c.is_ascii_digit() {
+                c
+            } else {
+                '-'
+            }
+        })
         .take(READABLE)
         .collect();
     readable = readable.trim_matches('-').to_owned();
@@ -91,7 +99,9 @@ pub fn is_node_id(text: &str) -> bool {
     let bytes = text.as_bytes();
     !bytes.is_empty()
         && bytes.len() <= 63
-        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'))
+        && bytes
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'))
         && bytes[0].is_ascii_alphanumeric()
         && bytes[bytes.len() - 1].is_ascii_alphanumeric()
 }
@@ -111,7 +121,12 @@ pub struct Identity {
 impl Identity {
     /// Derived from the pool's GUID and the dataset's GUID.
     pub fn new(pool_guid: u64, dataset_guid: u64) -> Self {
-        let derive = |what: &str| Uuid::new_v5(&ours(), format!("{what}:{pool_guid}:{dataset_guid}").as_bytes());
+        let derive = |what: &str| {
+            Uuid::new_v5(
+                &ours(),
+                format!("{what}:{pool_guid}:{dataset_guid}").as_bytes(),
+            )
+        };
         Self {
             namespace_uuid: derive("namespace"),
             nguid: *derive("nguid").as_bytes(),
@@ -181,8 +196,14 @@ mod tests {
     #[test]
     fn identities_stay_and_differ() {
         assert_eq!(Identity::new(1, 2), Identity::new(1, 2));
-        assert_ne!(Identity::new(1, 2).namespace_uuid, Identity::new(1, 3).namespace_uuid);
-        assert_ne!(Identity::new(1, 2).namespace_uuid, Identity::new(2, 2).namespace_uuid);
+        assert_ne!(
+            Identity::new(1, 2).namespace_uuid,
+            Identity::new(1, 3).namespace_uuid
+        );
+        assert_ne!(
+            Identity::new(1, 2).namespace_uuid,
+            Identity::new(2, 2).namespace_uuid
+        );
         assert_eq!(Identity::new(1, 2).serial().len(), 20);
     }
 }

@@ -51,7 +51,10 @@ impl Target {
             (NQN.into(), self.nqn.clone()),
             (PORTAL.into(), self.portal.to_string()),
             (NAMESPACE_UUID.into(), self.namespace_uuid.to_string()),
-            (NGUID.into(), Uuid::from_bytes(self.nguid).simple().to_string()),
+            (
+                NGUID.into(),
+                Uuid::from_bytes(self.nguid).simple().to_string(),
+            ),
             (SIZE_BYTES.into(), self.size_bytes.to_string()),
             (FS_TYPE.into(), self.fs_type.as_str().into()),
             (FILESYSTEM_UUID.into(), self.filesystem_uuid.to_string()),
@@ -62,8 +65,11 @@ impl Target {
     pub fn from_context(context: &HashMap<String, String>) -> Result<Self, BadContext> {
         Ok(Self {
             nqn: parse(context, NQN, "an NQN of at most 223 bytes", |v| {
-                (v.starts_with("nqn.") && v.len() <= 223 && v.bytes().all(|b| b.is_ascii_graphic() && b != b',' && b != b'/'))
-                    .then(|| v.to_owned())
+                (v.starts_with("nqn.")
+                    && v.len() <= 223
+                    && v.bytes()
+                        .all(|b| b.is_ascii_graphic() && b != b',' && b != b'/'))
+                .then(|| v.to_owned())
             })?,
             portal: parse(context, PORTAL, "address:port", |v| v.parse().ok())?,
             namespace_uuid: parse(context, NAMESPACE_UUID, "a UUID", |v| v.parse().ok())?,
@@ -128,10 +134,17 @@ mod tests {
         ] {
             let mut context = target().to_context();
             context.insert(key.into(), value.into());
-            assert_eq!(Target::from_context(&context).unwrap_err().key, key, "{value}");
+            assert_eq!(
+                Target::from_context(&context).unwrap_err().key,
+                key,
+                "{value}"
+            );
         }
         let mut context = target().to_context();
         context.remove(PORTAL);
-        assert_eq!(Target::from_context(&context).unwrap_err().problem, "is missing");
+        assert_eq!(
+            Target::from_context(&context).unwrap_err().problem,
+            "is missing"
+        );
     }
 }

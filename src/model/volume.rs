@@ -156,13 +156,25 @@ pub struct VolumeSpec {
     #[serde(rename = "volumeID")]
     pub volume_id: String,
     /// Snapshot to restore.
-    #[serde(rename = "sourceSnapshotID", default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        rename = "sourceSnapshotID",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
     pub source_snapshot_id: Option<String>,
     /// Volume to clone.
-    #[serde(rename = "sourceVolumeID", default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        rename = "sourceVolumeID",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
     pub source_volume_id: Option<String>,
     /// Clients of a filesystem volume.
-    #[serde(rename = "nfsExportCIDRs", default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        rename = "nfsExportCIDRs",
+        default,
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub nfs_export_cidrs: Vec<String>,
     /// `rw` or `ro`.
     #[serde(default = "rw", skip_serializing_if = "is_rw")]

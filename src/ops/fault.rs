@@ -16,14 +16,18 @@ pub enum Side {
 #[cfg(feature = "fault-points")]
 pub fn point(step: &str, side: Side) {
     use std::sync::LazyLock;
-    static KILL_AT: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("ZVOLT_KILL_AT").ok());
-    let Some(kill_at) = KILL_AT.as_deref() else { return };
+    static KILL_AT: LazyLock<Option<String>> =
+        LazyLock::new(|| std::env::var("ZVOLT_KILL_AT").ok());
+    let Some(kill_at) = KILL_AT.as_deref() else {
+        return;
+    };
     let side = match side {
         Side::Before => "before",
         Side::After => "after",
     };
     if kill_at.split_once(':') == Some((step, side)) {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
 }
 

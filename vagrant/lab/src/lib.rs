@@ -178,7 +178,8 @@ impl Started {
             .append(true)
             .read(true)
             .open(run_dir.join("keeper.log"))?;
-        let child = Command::new(std::env::current_exe()?)
+        // Not by its path: a build that the tests made may have replaced the file.
+        let child = Command::new("/proc/self/exe")
             .arg("keep")
             .arg(serde_json::to_string(&plan)?)
             .stdin(Stdio::piped())
