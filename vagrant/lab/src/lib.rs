@@ -27,6 +27,7 @@ mod vm;
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Read, Seek};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -117,6 +118,10 @@ pub struct Started {
 
 type Leash = Arc<Mutex<Option<std::process::Child>>>;
 
+fn hold(leash: &Leash) -> std::sync::MutexGuard<'_, Option<std::process::Child>> {
+    leash.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Started {
     /// Builds what is missing, starts machines at `run_dir`, and waits until all can be used.
     pub fn new(run_dir: &Path, machines: &[Spec]) -> Result<Self> {
@@ -173,6 +178,21 @@ impl Started {
             .mode(0o700)
             .create(run_dir)
             .with_context(|| format!("make {}", run_dir.display()))?;
+        let leash: Leash = Arc::default();
+        let guard = {
+            let leash = Arc::clone(&leash);
+            let dirs = [run_dir.to_owned(), plan.disk_dir.clone()];
+            cleanup::on_end(move || {
+                if let Some(mut child) = hold(&leash).take() {
+                    drop(child.stdin.take());
+                    let _ = child.wait();
+                }
+                // The keeper removes them, unless it never came so far or was killed.
+                for dir in dirs {
+                    let _ = fs::remove_dir_all(dir);
+                }
+            })
+        };
         let mut log = OpenOptions::new()
             .create(true)
             .append(true)
@@ -180,6 +200,7 @@ impl Started {
             .open(run_dir.join("keeper.log"))?;
         // Not by its path: a build that the tests made may have replaced the file.
         let child = Command::new("/proc/self/exe")
+            .arg0("zvolt-lab")
             .arg("keep")
             .arg(serde_json::to_string(&plan)?)
             .stdin(Stdio::piped())
@@ -187,27 +208,10 @@ impl Started {
             .stderr(log.try_clone()?)
             .spawn()
             .context("start the lab's keeper")?;
-        let leash: Leash = Arc::new(Mutex::new(Some(child)));
-        let guard = {
-            let leash = Arc::clone(&leash);
-            let run_dir = run_dir.to_owned();
-            cleanup::on_end(move || {
-                if let Some(mut child) = leash.lock().unwrap_or_else(PoisonError::into_inner).take()
-                {
-                    drop(child.stdin.take());
-                    let _ = child.wait();
-                }
-                // The keeper removes it, unless it never came so far.
-                let _ = fs::remove_dir_all(run_dir);
-            })
-        };
+        *hold(&leash) = Some(child);
         let end = Instant::now() + Duration::from_secs(30);
         while !control::socket(run_dir).exists() {
-            let ended = match leash
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .as_mut()
-            {
+            let ended = match hold(&leash).as_mut() {
                 Some(child) => child.try_wait()?.is_some(),
                 None => true,
             };
@@ -238,10 +242,7 @@ impl Started {
         if let Some(guard) = self.guard.take() {
             guard.disarm();
         }
-        self.leash
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        hold(&self.leash).take();
         Ok(())
     }
 }
