@@ -181,8 +181,9 @@ impl Accelerator {
     fn arguments(&self) -> Vec<String> {
         let (accelerator, cpu) = match self {
             Self::Kvm(cpu) => ("kvm", cpu.as_str()),
-            // Five-level page tables would only make each walk longer.
-            Self::Tcg => ("tcg,thread=multi", "max,la57=off"),
+            // Page tables of five levels make each walk longer; "fast" byte strings are emulated byte by
+            // byte, and the kernel would use them to copy.
+            Self::Tcg => ("tcg,thread=multi", "max,la57=off,erms=off,fsrm=off"),
         };
         ["-accel", accelerator, "-cpu", cpu]
             .map(str::to_owned)
