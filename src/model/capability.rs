@@ -1,6 +1,7 @@
 //! What a caller may ask of a volume's use: only what holds.
 
-use super::volume::FsType;
+use super::access::AccessMode;
+use super::volume::{FsType, VolumeMode};
 
 /// Longest mount option, in bytes.
 pub const MOUNT_FLAG_MAX: usize = 256;
@@ -54,7 +55,11 @@ pub enum Form<'a> {
 /// A capability that the driver can serve.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Capability {
-    /// The filesystem that was asked for.
+    /// Who may use the volume at the same time.
+    pub mode: AccessMode,
+    /// Filesystem or raw device.
+    pub volume_mode: VolumeMode,
+    /// The filesystem that was asked for; none for a raw device.
     pub fs_type: Option<FsType>,
     /// Mount options, checked.
     pub mount_flags: Vec<String>,
@@ -67,14 +72,15 @@ pub struct Unsupported(String);
 
 /// Checks one capability; `mode` is the access mode's name in CSI.
 pub fn check(mode: &str, form: Form<'_>) -> Result<Capability, Unsupported> {
-    match mode {
-        "SINGLE_NODE_WRITER" => {}
-        "UNKNOWN" => return refuse("access_mode is missing: SINGLE_NODE_WRITER is needed"),
-        other => {
-            return refuse(format!(
-                "access_mode {other} is not supported: a volume has one writer on one node, SINGLE_NODE_WRITER"
-            ));
-        }
+    if mode == "UNKNOWN" {
+        return refuse("access_mode is missing: SINGLE_NODE_WRITER, say");
+    }
+    let mode = AccessMode::parse(mode)
+        .ok_or_else(|| Unsupported(format!("access_mode {mode} is not known to this version")))?;
+    if mode == AccessMode::MultiNodeSingleWriter {
+        return refuse(
+            "access_mode MULTI_NODE_SINGLE_WRITER is not supported: a target takes writes for all nodes or for none",
+        );
     }
     let (fs_type, flags, group) = match form {
         Form::Mount {
@@ -82,9 +88,20 @@ pub fn check(mode: &str, form: Form<'_>) -> Result<Capability, Unsupported> {
             flags,
             group,
         } => (fs_type, flags, group),
-        Form::Block => return refuse("raw block access is not supported yet: ask for a mount"),
-        Form::Unknown => return refuse("access_type is missing: a mount is needed"),
+        Form::Block => {
+            return Ok(Capability {
+                mode,
+                volume_mode: VolumeMode::Block,
+                ..Capability::default()
+            });
+        }
+        Form::Unknown => return refuse("access_type is missing: mount or block"),
     };
+    if mode == AccessMode::MultiNodeMultiWriter {
+        return refuse(
+            "access_mode MULTI_NODE_MULTI_WRITER needs a raw block volume: ext4 and xfs have one writer",
+        );
+    }
     if !group.is_empty() {
         return refuse("volume_mount_group is not supported: leave it empty");
     }
@@ -104,6 +121,8 @@ pub fn check(mode: &str, form: Form<'_>) -> Result<Capability, Unsupported> {
     }
     flags.iter().try_for_each(|flag| mount_flag(flag))?;
     Ok(Capability {
+        mode,
+        volume_mode: VolumeMode::Filesystem,
         fs_type,
         mount_flags: flags.to_vec(),
     })
@@ -168,19 +187,35 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_and_each_by_its_name() {
+    fn modes_that_hold_for_a_mount_and_for_a_raw_device() {
         for mode in [
-            "SINGLE_NODE_READER_ONLY",
-            "MULTI_NODE_READER_ONLY",
-            "MULTI_NODE_SINGLE_WRITER",
-            "MULTI_NODE_MULTI_WRITER",
+            "SINGLE_NODE_WRITER",
             "SINGLE_NODE_SINGLE_WRITER",
             "SINGLE_NODE_MULTI_WRITER",
+            "SINGLE_NODE_READER_ONLY",
+            "MULTI_NODE_READER_ONLY",
         ] {
-            refused(mode, mount("ext4", &[]), mode);
+            let fine = check(mode, mount("ext4", &[])).expect(mode);
+            assert_eq!(
+                (fine.mode.as_str(), fine.volume_mode),
+                (mode, VolumeMode::Filesystem)
+            );
+            assert_eq!(
+                check(mode, Form::Block).expect(mode).volume_mode,
+                VolumeMode::Block
+            );
         }
+        check("MULTI_NODE_MULTI_WRITER", Form::Block).expect("raw devices can be shared");
+    }
+
+    #[test]
+    fn nothing_else_and_each_by_its_name() {
+        refused("MULTI_NODE_MULTI_WRITER", mount("ext4", &[]), "raw block");
+        for form in [mount("ext4", &[]), Form::Block] {
+            refused("MULTI_NODE_SINGLE_WRITER", form, "MULTI_NODE_SINGLE_WRITER");
+        }
+        refused("77", mount("ext4", &[]), "77");
         refused("UNKNOWN", mount("ext4", &[]), "access_mode");
-        refused("SINGLE_NODE_WRITER", Form::Block, "block");
         refused("SINGLE_NODE_WRITER", Form::Unknown, "access_type");
         refused("SINGLE_NODE_WRITER", mount("btrfs", &[]), "btrfs");
         let group = Form::Mount {

@@ -5,6 +5,9 @@ use super::volume::FsType;
 /// Size when the caller gives none: 1 GiB.
 pub const DEFAULT: u64 = 1 << 30;
 
+/// The most bytes of a raw zvol: what a signed 64-bit offset reaches, as ZFS has it.
+const RAW_MOST: u64 = i64::MAX.unsigned_abs();
+
 /// The caller's range, in bytes; 0 leaves an end open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Range {
@@ -51,10 +54,11 @@ impl Range {
     }
 }
 
-/// The bytes of a new zvol: a multiple of `block`, inside the range, and room enough for the filesystem.
-pub fn of_zvol(range: Range, block: u64, fs_type: FsType) -> Result<u64, Error> {
-    let (least, most) = bounds(fs_type);
-    let named = fs_type.as_str();
+/// The bytes of a new zvol: a multiple of `block`, inside the range, and room enough for the filesystem,
+/// where it gets one.
+pub fn of_zvol(range: Range, block: u64, fs_type: Option<FsType>) -> Result<u64, Error> {
+    let (least, most) = fs_type.map_or((block, RAW_MOST), bounds);
+    let named = fs_type.map_or("a raw device", FsType::as_str);
     let size = if range.required == 0 {
         let wanted = if range.limit == 0 {
             DEFAULT
@@ -107,7 +111,7 @@ mod tests {
     const GIB: i64 = 1 << 30;
 
     fn size(required: i64, limit: i64) -> Result<u64, Error> {
-        of_zvol(Range::new(required, limit)?, BLOCK, FsType::Ext4)
+        of_zvol(Range::new(required, limit)?, BLOCK, Some(FsType::Ext4))
     }
 
     #[test]
@@ -143,7 +147,7 @@ mod tests {
         }
         let range = Range::new(i64::MAX, 0).unwrap();
         assert!(matches!(
-            of_zvol(range, BLOCK, FsType::Xfs),
+            of_zvol(range, BLOCK, Some(FsType::Xfs)),
             Err(Error::OutOfRange(_))
         ));
     }
@@ -152,8 +156,8 @@ mod tests {
     fn what_a_filesystem_needs_is_said() {
         for (fs_type, least) in [(FsType::Ext4, 16 << 20), (FsType::Xfs, 300 << 20)] {
             let range = |required| Range { required, limit: 0 };
-            assert_eq!(of_zvol(range(least), BLOCK, fs_type), Ok(least));
-            let error = of_zvol(range(least - BLOCK), BLOCK, fs_type)
+            assert_eq!(of_zvol(range(least), BLOCK, Some(fs_type)), Ok(least));
+            let error = of_zvol(range(least - BLOCK), BLOCK, Some(fs_type))
                 .unwrap_err()
                 .to_string();
             assert!(

@@ -1,10 +1,15 @@
 //! What a volume is: pure types and rules. Imports nothing of ours.
 
+pub mod access;
 pub mod capability;
 pub mod capacity;
 pub mod names;
+pub mod object;
 pub mod parameters;
 pub mod publish;
+pub mod snapshot;
+pub mod storage_node;
+mod values;
 pub mod volume;
 
 /// The driver's name, also the CSIDriver's and the API group.

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use super::shown;
-use super::volume::{Claim, FsType};
+use super::values::{block_size, compression, name, one_of, pools};
+use super::volume::{Claim, DeletionPolicy, FsType, Provisioning, Tuning};
 
 /// Bytes of all keys and values together: what CSI allows a map.
 pub const MAP_MAX: usize = 4 << 10;
@@ -19,6 +20,19 @@ pub struct Known {
     pub values: &'static str,
     /// What it does.
     pub meaning: &'static str,
+    /// When it can be given.
+    pub given: Given,
+}
+
+/// When a parameter can be given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Given {
+    /// In a StorageClass only.
+    AtCreation,
+    /// In a StorageClass and, to change it later, in a VolumeAttributesClass.
+    AnyTime,
+    /// In a VolumeAttributesClass only.
+    Later,
 }
 
 const POOL: &str = "pool";
@@ -29,66 +43,119 @@ const K8S_FS_TYPE: &str = "csi.storage.k8s.io/fstype";
 const BLOCK_SIZE: &str = "volBlockSize";
 const BLOCK_SIZE_ALIAS: &str = "blocksize";
 const COMPRESSION: &str = "compression";
+const PROVISIONING: &str = "provisioning";
+const RECLAIM_POLICY: &str = "reclaimPolicy";
+const SYNC: &str = "sync";
+const LOGBIAS: &str = "logbias";
+const PRIMARYCACHE: &str = "primarycache";
+const REFRESERVATION: &str = "refreservation";
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const PV_NAME: &str = "csi.storage.k8s.io/pv/name";
 
 /// Every parameter there is.
-pub const TABLE: [Known; 11] = [
+pub const TABLE: [Known; 17] = [
     Known {
         key: POOL,
-        values: "the name of a ZFS pool, 1 to 63 characters; required",
-        meaning: "the pool that the volume is made in",
+        values: "names of ZFS pools, 1 to 63 characters each, with commas; required",
+        meaning: "the pool that the volume is made in, or several to choose from",
+        given: Given::AtCreation,
     },
     Known {
         key: TYPE,
         values: "block (the default); filesystem is not supported yet",
         meaning: "zvol or dataset",
+        given: Given::AtCreation,
     },
     Known {
         key: TRANSPORT,
         values: "nvme-tcp (the default)",
         meaning: "how consumers reach a block volume",
+        given: Given::AtCreation,
     },
     Known {
         key: FS_TYPE,
         values: "ext4 (the default) or xfs",
         meaning: "the filesystem that is made on a block volume",
+        given: Given::AtCreation,
     },
     Known {
         key: K8S_FS_TYPE,
         values: "as fsType",
         meaning: "the same, by Kubernetes' name",
+        given: Given::AtCreation,
     },
     Known {
         key: BLOCK_SIZE,
         values: "a power of two from 512 to 128k; 16k is the default",
         meaning: "the zvol's volblocksize; capacities are rounded up to it",
+        given: Given::AtCreation,
     },
     Known {
         key: BLOCK_SIZE_ALIAS,
         values: "as volBlockSize",
         meaning: "the same, by another name",
+        given: Given::AtCreation,
     },
     Known {
         key: COMPRESSION,
         values: "on, off, lz4, gzip, zstd, zstd-1 to zstd-9, zstd-1-fast to zstd-9-fast",
         meaning: "ZFS compression; inherited from the pool when not given",
+        given: Given::AnyTime,
+    },
+    Known {
+        key: PROVISIONING,
+        values: "thin (the default) or thick",
+        meaning: "whether all of its space is reserved (refreservation)",
+        given: Given::AtCreation,
+    },
+    Known {
+        key: RECLAIM_POLICY,
+        values: "Delete (the default) or Retain",
+        meaning: "whether DeleteVolume destroys the zvol or leaves it",
+        given: Given::AtCreation,
+    },
+    Known {
+        key: SYNC,
+        values: "standard, always or disabled",
+        meaning: "ZFS sync; inherited from the pool when not given",
+        given: Given::AnyTime,
+    },
+    Known {
+        key: LOGBIAS,
+        values: "latency or throughput",
+        meaning: "ZFS logbias; inherited from the pool when not given",
+        given: Given::AnyTime,
+    },
+    Known {
+        key: PRIMARYCACHE,
+        values: "all, metadata or none",
+        meaning: "ZFS primarycache; inherited from the pool when not given",
+        given: Given::AnyTime,
+    },
+    Known {
+        key: REFRESERVATION,
+        values: "auto (thick) or none (thin)",
+        meaning: "reserves all of the volume's space, or gives it back",
+        given: Given::Later,
     },
     Known {
         key: CLAIM_NAME,
         values: "a name",
         meaning: "set by the provisioner (--extra-create-metadata); kept with the volume",
+        given: Given::AtCreation,
     },
     Known {
         key: CLAIM_NAMESPACE,
         values: "a name",
         meaning: "set by the provisioner; kept with the volume",
+        given: Given::AtCreation,
     },
     Known {
         key: PV_NAME,
         values: "a name",
         meaning: "set by the provisioner; not used",
+        given: Given::AtCreation,
     },
 ];
 
@@ -99,6 +166,7 @@ pub fn help() -> String {
         key,
         values,
         meaning,
+        ..
     } in TABLE
     {
         text.push_str(&format!("    {key}\n        {meaning}\n        {values}\n"));
@@ -109,16 +177,68 @@ pub fn help() -> String {
 /// Parameters, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameters {
-    /// The pool.
-    pub pool: String,
+    /// The pools to choose from, in the order given; at least one.
+    pub pools: Vec<String>,
     /// The filesystem, when the parameters say which.
     pub fs_type: Option<FsType>,
-    /// `volblocksize` in bytes.
-    pub block: u64,
-    /// ZFS compression by the Volume API's name; empty inherits.
-    pub compression: String,
+    /// `volblocksize` in bytes, when the parameters say it.
+    pub block: Option<u64>,
+    /// What can be changed later.
+    pub tuning: Tuning,
+    /// What DeleteVolume does.
+    pub deletion_policy: DeletionPolicy,
     /// The claim that the volume is for.
     pub claim: Option<Claim>,
+}
+
+/// Mutable parameters, checked: only what is given is changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    compression: Option<String>,
+    sync: Option<String>,
+    logbias: Option<String>,
+    primarycache: Option<String>,
+    provisioning: Option<Provisioning>,
+}
+
+impl Changes {
+    /// Checks a request's mutable parameters.
+    pub fn parse(map: &HashMap<String, String>) -> Result<Self, BadParameter> {
+        check_map(map, |known| known.given != Given::AtCreation)?;
+        let values = Values(map);
+        Ok(Self {
+            provisioning: values.one(REFRESERVATION, |text| match text {
+                "auto" => Some(Provisioning::Thick),
+                "none" => Some(Provisioning::Thin),
+                _ => None,
+            })?,
+            ..Self::any_time(&values)?
+        })
+    }
+
+    /// What can be given at any time.
+    fn any_time(values: &Values<'_>) -> Result<Self, BadParameter> {
+        Ok(Self {
+            compression: values.one(COMPRESSION, compression)?,
+            sync: values.one(SYNC, one_of(&["standard", "always", "disabled"]))?,
+            logbias: values.one(LOGBIAS, one_of(&["latency", "throughput"]))?,
+            primarycache: values.one(PRIMARYCACHE, one_of(&["all", "metadata", "none"]))?,
+            provisioning: None,
+        })
+    }
+
+    /// The tuning with these changes.
+    #[must_use]
+    pub fn apply(self, to: &Tuning) -> Tuning {
+        let now = to.clone();
+        Tuning {
+            compression: self.compression.unwrap_or(now.compression),
+            sync: self.sync.unwrap_or(now.sync),
+            logbias: self.logbias.unwrap_or(now.logbias),
+            primarycache: self.primarycache.unwrap_or(now.primarycache),
+            provisioning: self.provisioning.unwrap_or(now.provisioning),
+        }
+    }
 }
 
 /// A parameter that cannot be served.
@@ -131,41 +251,49 @@ pub struct BadParameter {
     pub problem: String,
 }
 
+/// Not too long, and nothing in it that is not in the [`TABLE`].
+fn check_map(
+    map: &HashMap<String, String>,
+    fits: impl Fn(&Known) -> bool,
+) -> Result<(), BadParameter> {
+    let bytes: usize = map.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > MAP_MAX {
+        return Err(bad(
+            "map",
+            format!("all together are longer than {MAP_MAX} bytes"),
+        ));
+    }
+    let known: Vec<_> = TABLE
+        .iter()
+        .filter(|known| fits(known))
+        .map(|known| known.key)
+        .collect();
+    let unknown = map.keys().filter(|key| !known.contains(&key.as_str()));
+    let Some(key) = unknown.min() else {
+        return Ok(());
+    };
+    let problem = match TABLE.iter().find(|known| known.key == *key) {
+        Some(known) if known.given == Given::AtCreation => "cannot be changed",
+        Some(_) => "can only be changed later, in mutable_parameters",
+        None => "is not known",
+    };
+    Err(BadParameter {
+        key: shown(key),
+        problem: format!("{problem}: known here are {}", known.join(", ")),
+    })
+}
+
 impl Parameters {
     /// Checks a request's parameters. What is not in the [`TABLE`] is refused by its name.
     pub fn parse(map: &HashMap<String, String>) -> Result<Self, BadParameter> {
-        if map
-            .iter()
-            .map(|(key, value)| key.len() + value.len())
-            .sum::<usize>()
-            > MAP_MAX
-        {
-            return Err(bad(
-                "map",
-                format!("all together are longer than {MAP_MAX} bytes"),
-            ));
-        }
-        let mut unknown: Vec<_> = map
-            .keys()
-            .filter(|key| !TABLE.iter().any(|known| known.key == *key))
-            .collect();
-        unknown.sort();
-        if let Some(key) = unknown.first() {
-            let known: Vec<_> = TABLE.iter().map(|known| known.key).collect();
-            return Err(BadParameter {
-                key: shown(key),
-                problem: format!("is not known: known are {}", known.join(", ")),
-            });
-        }
-        let given = Given(map);
-        given
-            .one(POOL, |text| is_pool(text).then_some(()))?
-            .ok_or_else(|| {
-                bad(
-                    POOL,
-                    "is missing: name the ZFS pool that the volume is made in",
-                )
-            })?;
+        check_map(map, |known| known.given != Given::Later)?;
+        let given = Values(map);
+        let pools = given.one(POOL, pools)?.ok_or_else(|| {
+            bad(
+                POOL,
+                "is missing: name the ZFS pool that the volume is made in",
+            )
+        })?;
         if map.get(TYPE).is_some_and(|text| text == "filesystem") {
             return Err(bad(TYPE, "filesystem is not supported yet: block only"));
         }
@@ -179,30 +307,49 @@ impl Parameters {
             (Some(namespace), Some(name)) => Some(Claim { namespace, name }),
             _ => None,
         };
+        let provisioning = given.one(PROVISIONING, |text| match text {
+            "thin" => Some(Provisioning::Thin),
+            "thick" => Some(Provisioning::Thick),
+            _ => None,
+        })?;
+        let tuning = Tuning {
+            provisioning: provisioning.unwrap_or_default(),
+            ..Tuning::default()
+        };
         Ok(Self {
-            pool: map.get(POOL).cloned().unwrap_or_default(),
+            pools,
             fs_type: given.either(FS_TYPE, K8S_FS_TYPE, FsType::parse)?,
-            block: given
-                .either(BLOCK_SIZE, BLOCK_SIZE_ALIAS, block_size)?
-                .unwrap_or(DEFAULT_BLOCK),
-            compression: given.one(COMPRESSION, compression)?.unwrap_or_default(),
+            block: given.either(BLOCK_SIZE, BLOCK_SIZE_ALIAS, block_size)?,
+            tuning: Changes::any_time(&given)?.apply(&tuning),
+            deletion_policy: given
+                .one(RECLAIM_POLICY, |text| match text {
+                    "Delete" => Some(DeletionPolicy::Delete),
+                    "Retain" => Some(DeletionPolicy::Retain),
+                    _ => None,
+                })?
+                .unwrap_or_default(),
             claim,
         })
     }
+}
 
-    /// The block size as the Volume API has it.
-    pub fn vol_block_size(&self) -> String {
-        if self.block < 1024 {
-            self.block.to_string()
-        } else {
-            format!("{}k", self.block >> 10)
-        }
+/// A block size in bytes as the Volume API has it.
+pub fn vol_block_size(block: u64) -> String {
+    if block < 1024 {
+        block.to_string()
+    } else {
+        format!("{}k", block >> 10)
     }
 }
 
-struct Given<'a>(&'a HashMap<String, String>);
+/// A block size of the Volume API in bytes; `None` for what is none.
+pub fn block_bytes(text: &str) -> Option<u64> {
+    block_size(text)
+}
 
-impl Given<'_> {
+struct Values<'a>(&'a HashMap<String, String>);
+
+impl Values<'_> {
     fn one<T>(
         &self,
         key: &'static str,
@@ -245,62 +392,6 @@ fn bad(key: &str, problem: impl Into<String>) -> BadParameter {
     }
 }
 
-/// A pool name by ZFS's rules (zpoolconcepts(7), zpool-create(8)), and short enough for the Volume API.
-fn is_pool(text: &str) -> bool {
-    let is_vdev = ["mirror", "raidz", "draid", "spare"]
-        .iter()
-        .any(|word| text.starts_with(word));
-    (1..=63).contains(&text.len())
-        && text.as_bytes()[0].is_ascii_alphabetic()
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.' | b':'))
-        && !is_vdev
-        && text != "log"
-}
-
-/// A `volblocksize` in bytes: digits with an optional `k`, `m` or `g`, base 1024.
-fn block_size(text: &str) -> Option<u64> {
-    let (digits, shift) = match text.bytes().last()? {
-        b'k' | b'K' => (&text[..text.len() - 1], 10),
-        b'm' | b'M' => (&text[..text.len() - 1], 20),
-        b'g' | b'G' => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let bytes = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
-    (bytes.is_power_of_two() && (512..=128 << 10).contains(&bytes)).then_some(bytes)
-}
-
-/// A compression by the API's name. ZFS calls the fast levels the other way round (`zstd-fast-3`): both
-/// are taken.
-fn compression(text: &str) -> Option<String> {
-    if matches!(text, "on" | "off" | "lz4" | "gzip" | "zstd") {
-        return Some(text.to_owned());
-    }
-    let is_level = |level: &str| matches!(level.as_bytes(), [b'1'..=b'9']);
-    let rest = text.strip_prefix("zstd-")?;
-    if let Some(level) = rest
-        .strip_prefix("fast-")
-        .or_else(|| rest.strip_suffix("-fast"))
-    {
-        return is_level(level).then(|| format!("zstd-{level}-fast"));
-    }
-    is_level(rest).then(|| text.to_owned())
-}
-
-/// A Kubernetes object's name: a DNS subdomain (RFC 1123).
-fn name(text: &str) -> Option<String> {
-    let bytes = text.as_bytes();
-    let fine = (1..=253).contains(&bytes.len())
-        && bytes
-            .iter()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.'));
-    fine.then(|| text.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,8 +409,11 @@ mod tests {
     #[test]
     fn a_pool_is_enough() {
         let parsed = parse(&[]).unwrap();
-        assert_eq!((parsed.pool.as_str(), parsed.block), ("tank", 16 << 10));
-        assert_eq!((parsed.fs_type, parsed.compression.as_str()), (None, ""));
+        assert_eq!(
+            (parsed.pools, parsed.block),
+            (vec!["tank".to_owned()], None)
+        );
+        assert_eq!((parsed.fs_type, parsed.tuning), (None, Tuning::default()));
         assert_eq!(Parameters::parse(&HashMap::new()).unwrap_err().key, POOL);
     }
 
@@ -337,7 +431,7 @@ mod tests {
     fn unknown_ones_are_refused_by_name_with_the_known_ones() {
         let error = parse(&[("colour", "blue")]).unwrap_err().to_string();
         assert!(error.contains("colour"), "{error}");
-        for known in TABLE {
+        for known in TABLE.iter().filter(|known| known.given != Given::Later) {
             assert!(error.contains(known.key), "{error}");
         }
         let hostile = parse(&[("a\nb\0", "x")]).unwrap_err().to_string();
@@ -402,11 +496,11 @@ mod tests {
             ("128k", "128k"),
             ("0001k", "1k"),
         ] {
-            assert_eq!(parse(&[(BLOCK_SIZE, text)]).unwrap().vol_block_size(), form);
-            assert_eq!(
-                parse(&[(BLOCK_SIZE_ALIAS, text)]).unwrap().vol_block_size(),
-                form
-            );
+            for key in [BLOCK_SIZE, BLOCK_SIZE_ALIAS] {
+                let block = parse(&[(key, text)]).unwrap().block.unwrap();
+                assert_eq!(vol_block_size(block), form);
+                assert_eq!(block_bytes(form), Some(block));
+            }
         }
     }
 
@@ -419,7 +513,7 @@ mod tests {
             (BLOCK_SIZE_ALIAS, "8192"),
         ])
         .unwrap();
-        assert_eq!((same.fs_type, same.block), (Some(FsType::Xfs), 8192));
+        assert_eq!((same.fs_type, same.block), (Some(FsType::Xfs), Some(8192)));
         assert_eq!(
             parse(&[(FS_TYPE, "xfs"), (K8S_FS_TYPE, "ext4")])
                 .unwrap_err()
@@ -446,12 +540,64 @@ mod tests {
             "zstd-9",
             "zstd-3-fast",
         ] {
-            assert_eq!(parse(&[(COMPRESSION, text)]).unwrap().compression, text);
+            let tuning = parse(&[(COMPRESSION, text)]).unwrap().tuning;
+            assert_eq!(tuning.compression, text);
         }
         assert_eq!(
-            parse(&[(COMPRESSION, "zstd-fast-3")]).unwrap().compression,
+            parse(&[(COMPRESSION, "zstd-fast-3")])
+                .unwrap()
+                .tuning
+                .compression,
             "zstd-3-fast"
         );
+    }
+
+    #[test]
+    fn changes_leave_what_is_not_given() {
+        let before = Tuning {
+            compression: "lz4".into(),
+            sync: "always".into(),
+            ..Tuning::default()
+        };
+        let map = |key: &str, value: &str| HashMap::from([(key.to_owned(), value.to_owned())]);
+        let after = |key, value| Changes::parse(&map(key, value)).unwrap().apply(&before);
+        assert_eq!(
+            after(SYNC, "disabled"),
+            Tuning {
+                sync: "disabled".into(),
+                ..before.clone()
+            }
+        );
+        assert_eq!(
+            after(REFRESERVATION, "auto").provisioning,
+            Provisioning::Thick
+        );
+        for (key, value) in [
+            (POOL, "tank"),
+            (PROVISIONING, "thick"),
+            (SYNC, "maybe"),
+            (LOGBIAS, ""),
+            (PRIMARYCACHE, "all,none"),
+            (REFRESERVATION, "1G"),
+        ] {
+            let error = Changes::parse(&map(key, value)).unwrap_err();
+            assert!(error.key.contains(key), "{error}");
+        }
+        assert!(
+            parse(&[(REFRESERVATION, "auto")]).is_err(),
+            "provisioning says it"
+        );
+    }
+
+    #[test]
+    fn pools_to_choose_from_keep_their_order() {
+        assert_eq!(
+            parse(&[(POOL, "tank, fast")]).unwrap().pools,
+            ["tank", "fast"]
+        );
+        for bad in ["tank,", ",", "tank,tank", "tank,a/b"] {
+            assert_eq!(parse(&[(POOL, bad)]).unwrap_err().key, POOL, "{bad}");
+        }
     }
 
     #[test]

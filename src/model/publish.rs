@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 
 use uuid::Uuid;
 
+use super::access::ReadOnly;
+use super::names::is_node_id;
 use super::volume::FsType;
 
 /// Where a volume is and what must be found there. Nothing in it is secret.
@@ -20,10 +22,28 @@ pub struct Target {
     pub nguid: [u8; 16],
     /// The least size that the device must have, in bytes.
     pub size_bytes: u64,
-    /// The filesystem on it.
-    pub fs_type: FsType,
-    /// That filesystem's UUID.
-    pub filesystem_uuid: Uuid,
+    /// What is on it.
+    pub content: Content,
+    /// Whether this node may write.
+    pub read_only: ReadOnly,
+    /// The storage node that has the zvol: on it, the zvol itself is used.
+    pub owner_node: String,
+    /// The zvol's full dataset name.
+    pub dataset: String,
+}
+
+/// What is on a volume's device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// A filesystem, which is mounted.
+    Filesystem {
+        /// Its type.
+        fs_type: FsType,
+        /// Its UUID.
+        uuid: Uuid,
+    },
+    /// Whatever the workload puts there: the device itself is handed out.
+    Raw,
 }
 
 /// What is wrong with a publish context.
@@ -43,11 +63,15 @@ const NGUID: &str = "nguid";
 const SIZE_BYTES: &str = "sizeBytes";
 const FS_TYPE: &str = "fsType";
 const FILESYSTEM_UUID: &str = "filesystemUUID";
+const VOLUME_MODE: &str = "volumeMode";
+const READ_ONLY: &str = "readOnly";
+const OWNER_NODE: &str = "ownerNode";
+const DATASET: &str = "dataset";
 
 impl Target {
     /// As a publish context.
     pub fn to_context(&self) -> HashMap<String, String> {
-        HashMap::from([
+        let mut context = HashMap::from([
             (NQN.into(), self.nqn.clone()),
             (PORTAL.into(), self.portal.to_string()),
             (NAMESPACE_UUID.into(), self.namespace_uuid.to_string()),
@@ -56,13 +80,42 @@ impl Target {
                 Uuid::from_bytes(self.nguid).simple().to_string(),
             ),
             (SIZE_BYTES.into(), self.size_bytes.to_string()),
-            (FS_TYPE.into(), self.fs_type.as_str().into()),
-            (FILESYSTEM_UUID.into(), self.filesystem_uuid.to_string()),
-        ])
+            (READ_ONLY.into(), self.read_only.is_set().to_string()),
+            (OWNER_NODE.into(), self.owner_node.clone()),
+            (DATASET.into(), self.dataset.clone()),
+        ]);
+        let mode = match self.content {
+            Content::Filesystem { fs_type, uuid } => {
+                context.insert(FS_TYPE.into(), fs_type.as_str().into());
+                context.insert(FILESYSTEM_UUID.into(), uuid.to_string());
+                "Filesystem"
+            }
+            Content::Raw => "Block",
+        };
+        context.insert(VOLUME_MODE.into(), mode.into());
+        context
     }
 
     /// Out of a publish context. Every value is hostile until parsed.
     pub fn from_context(context: &HashMap<String, String>) -> Result<Self, BadContext> {
+        let is_block = parse(
+            context,
+            VOLUME_MODE,
+            "Filesystem or Block",
+            |mode| match mode {
+                "Filesystem" => Some(false),
+                "Block" => Some(true),
+                _ => None,
+            },
+        )?;
+        let content = if is_block {
+            Content::Raw
+        } else {
+            Content::Filesystem {
+                fs_type: parse(context, FS_TYPE, "ext4 or xfs", FsType::parse)?,
+                uuid: parse(context, FILESYSTEM_UUID, "a UUID", |v| v.parse().ok())?,
+            }
+        };
         Ok(Self {
             nqn: parse(context, NQN, "an NQN of at most 223 bytes", |v| {
                 (v.starts_with("nqn.")
@@ -77,10 +130,33 @@ impl Target {
                 Uuid::try_parse(v).ok().map(Uuid::into_bytes)
             })?,
             size_bytes: parse(context, SIZE_BYTES, "a number of bytes", |v| v.parse().ok())?,
-            fs_type: parse(context, FS_TYPE, "ext4 or xfs", FsType::parse)?,
-            filesystem_uuid: parse(context, FILESYSTEM_UUID, "a UUID", |v| v.parse().ok())?,
+            content,
+            read_only: parse(context, READ_ONLY, "true or false", |v| match v {
+                "true" => Some(ReadOnly::Yes),
+                "false" => Some(ReadOnly::No),
+                _ => None,
+            })?,
+            owner_node: parse(context, OWNER_NODE, "a node ID", |v| {
+                is_node_id(v).then(|| v.to_owned())
+            })?,
+            dataset: parse(context, DATASET, "a dataset", |v| {
+                is_dataset(v).then(|| v.to_owned())
+            })?,
         })
     }
+}
+
+/// A zvol's full name, as this driver makes them: it is compared with what the kernel says, never
+/// made into a path.
+fn is_dataset(text: &str) -> bool {
+    text.len() < 256
+        && text.contains('/')
+        && text.split('/').all(|part| {
+            !part.is_empty()
+                && part
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':'))
+        })
 }
 
 fn parse<T>(
@@ -112,14 +188,26 @@ mod tests {
             namespace_uuid: Uuid::from_u128(1),
             nguid: [7; 16],
             size_bytes: 1 << 30,
-            fs_type: FsType::Xfs,
-            filesystem_uuid: Uuid::from_u128(2),
+            content: Content::Filesystem {
+                fs_type: FsType::Xfs,
+                uuid: Uuid::from_u128(2),
+            },
+            read_only: ReadOnly::No,
+            owner_node: "storage0".into(),
+            dataset: "tank/csi/block/pvc-1".into(),
         }
     }
 
     #[test]
     fn a_context_comes_back_as_it_went() {
-        assert_eq!(Target::from_context(&target().to_context()), Ok(target()));
+        let raw = Target {
+            content: Content::Raw,
+            read_only: ReadOnly::Yes,
+            ..target()
+        };
+        for target in [target(), raw] {
+            assert_eq!(Target::from_context(&target.to_context()), Ok(target));
+        }
     }
 
     #[test]
@@ -131,6 +219,12 @@ mod tests {
             (NGUID, "77"),
             (SIZE_BYTES, "-1"),
             (FS_TYPE, "btrfs"),
+            (VOLUME_MODE, "Raw"),
+            (READ_ONLY, "yes"),
+            (OWNER_NODE, "../x"),
+            (DATASET, "tank"),
+            (DATASET, "tank//x"),
+            (DATASET, "tank/a b"),
         ] {
             let mut context = target().to_context();
             context.insert(key.into(), value.into());

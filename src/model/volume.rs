@@ -6,6 +6,10 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::access::AccessMode;
+use super::object::Object;
+pub use super::object::{Condition, Metadata};
+
 /// Keeps a Volume from vanishing before its agent has destroyed what it stands for.
 pub const FINALIZER: &str = "zfs.csi.randomvariable.co.uk/volume-protect";
 
@@ -20,27 +24,6 @@ pub struct Volume {
     /// What is.
     #[serde(default)]
     pub status: VolumeStatus,
-}
-
-/// The part of Kubernetes' ObjectMeta that both stores keep.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Metadata {
-    /// The handle.
-    pub name: String,
-    /// Set by the store at creation; differs when a name is used again.
-    pub uid: String,
-    /// Changes with every write; opaque.
-    pub resource_version: String,
-    /// Counts changes of `spec`.
-    pub generation: i64,
-    /// RFC 3339, UTC.
-    pub creation_timestamp: String,
-    /// Set once deletion has been asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub deletion_timestamp: Option<String>,
-    /// Who must finish before the object may vanish.
-    pub finalizers: Vec<String>,
 }
 
 /// Where the storage came from.
@@ -81,6 +64,47 @@ pub enum BlockTransport {
     #[default]
     #[serde(rename = "nvme-tcp")]
     NvmeTcp,
+}
+
+/// How a block volume appears in a pod.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VolumeMode {
+    /// A mounted filesystem, which the agent has made.
+    #[default]
+    Filesystem,
+    /// The raw device: nothing is ever made on it.
+    Block,
+}
+
+/// Whether a zvol's space is reserved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Provisioning {
+    /// Space is taken as it is written.
+    #[default]
+    Thin,
+    /// `refreservation` holds all of it, with what the pool's layout adds.
+    Thick,
+}
+
+/// Properties of a volume that can be changed while it is used. Empty inherits from the parent dataset.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Tuning {
+    /// ZFS `compression`, by the Volume API's names.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub compression: String,
+    /// ZFS `sync`: `standard`, `always` or `disabled`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub sync: String,
+    /// ZFS `logbias`: `latency` or `throughput`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub logbias: String,
+    /// ZFS `primarycache`: `all`, `metadata` or `none`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub primarycache: String,
+    /// Whether space is reserved (`refreservation`).
+    pub provisioning: Provisioning,
 }
 
 /// The filesystem that is made on a block volume.
@@ -139,9 +163,15 @@ pub struct VolumeSpec {
     /// Canonical `volblocksize` (`16k`).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub vol_block_size: String,
-    /// ZFS `compression`; empty inherits.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub compression: String,
+    /// Filesystem or raw device (added to the seed's fields).
+    #[serde(default)]
+    pub volume_mode: VolumeMode,
+    /// `compression`, and what was added to the seed's fields: all that can be changed later.
+    #[serde(flatten)]
+    pub tuning: Tuning,
+    /// Options of mkfs, one word each, checked against a list (added to the seed's fields).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mkfs_options: Vec<String>,
     /// Key reference, `transit/<keyName>` or `kv/<path>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption_key_ref: Option<String>,
@@ -230,6 +260,24 @@ pub struct MappedInitiator {
     pub initiator_id: String,
     /// RFC 3339, UTC.
     pub attached_at: String,
+    /// It may not write (added to the seed's fields).
+    #[serde(default)]
+    pub read_only: bool,
+    /// What it asked for (added to the seed's fields).
+    #[serde(default)]
+    pub access_mode: AccessMode,
+}
+
+/// Namespace Write Protect (NVMe base spec, feature 84h) of a volume's namespace, by the agent's word.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WriteProtect {
+    /// Writes are taken.
+    #[default]
+    Off,
+    /// It is being switched: either may hold.
+    Changing,
+    /// The target refuses writes.
+    On,
 }
 
 /// Why the `Ready` condition is false: the words that controller and agent share.
@@ -250,34 +298,17 @@ pub mod reason {
     pub const BUSY: &str = "Busy";
     /// A system call failed; tried again.
     pub const KERNEL: &str = "KernelError";
+    /// What the volume is to be made from is not there. Final.
+    pub const SOURCE_MISSING: &str = "SourceMissing";
     /// All is well.
     pub const RECONCILED: &str = "Reconciled";
-}
-
-/// A condition, as Kubernetes has them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Condition {
-    /// `Ready` or `Encrypted`.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// `True`, `False` or `Unknown`.
-    pub status: String,
-    /// CamelCase, for programs.
-    pub reason: String,
-    /// For people.
-    pub message: String,
-    /// RFC 3339, UTC.
-    pub last_transition_time: String,
-    /// The generation that it speaks of.
-    pub observed_generation: i64,
 }
 
 /// Observed state. Written by the agent, but for `mapped_initiators`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeStatus {
-    /// Conditions `Ready` and `Encrypted`.
+    /// Conditions `Ready`, `Applied` (what was changed after creation is in ZFS) and `Encrypted`.
     pub conditions: Vec<Condition>,
     /// Where it is in its life.
     pub state: State,
@@ -320,22 +351,63 @@ pub struct VolumeStatus {
     /// The filesystem's UUID (added to the seed's fields).
     #[serde(rename = "filesystemUUID", skip_serializing_if = "Option::is_none")]
     pub filesystem_uuid: Option<Uuid>,
+    /// What the target does with writes (added to the seed's fields).
+    pub write_protect: WriteProtect,
     /// The volume has been Ready once (added to the seed's fields): it is never created again (rule 2).
     pub was_ready: bool,
+}
+
+impl Object for Volume {
+    const KIND: &'static str = "volume";
+    const PLURAL: &'static str = "volumes";
+
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    fn metadata_mut(&mut self) -> &mut Metadata {
+        &mut self.metadata
+    }
+
+    fn take_spec(&mut self, other: &Self) -> bool {
+        let differs = self.spec != other.spec;
+        self.spec = other.spec.clone();
+        differs
+    }
+
+    fn take_status(&mut self, other: &Self) {
+        self.status = other.status.clone();
+    }
+
+    fn reset_status(&mut self) {
+        self.status = VolumeStatus::default();
+    }
+
+    /// A power cut must not readmit a node that was fenced, nor forget a size that was promised.
+    fn must_be_durable(&self, next: &Self) -> bool {
+        let kept = |old: &MappedInitiator| {
+            let same = |new: &MappedInitiator| new.initiator_id == old.initiator_id;
+            next.status.mapped_initiators.iter().any(same)
+        };
+        !self.status.mapped_initiators.iter().all(kept) || self.spec != next.spec
+    }
 }
 
 impl Volume {
     /// Deletion has been asked for.
     pub fn is_deleting(&self) -> bool {
-        self.metadata.deletion_timestamp.is_some()
+        Object::is_deleting(self)
+    }
+
+    /// The condition of this kind.
+    pub fn condition(&self, kind: &str) -> Option<&Condition> {
+        self.status.conditions.iter().find(|c| c.kind == kind)
     }
 
     /// The message of the `Ready` condition, when it is not true.
     pub fn trouble(&self) -> Option<&str> {
-        self.status
-            .conditions
-            .iter()
-            .find(|c| c.kind == "Ready" && c.status != "True")
+        self.condition("Ready")
+            .filter(|c| c.status != "True")
             .map(|c| c.message.as_str())
     }
 }

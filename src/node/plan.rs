@@ -264,7 +264,8 @@ mod tests {
 
     use super::super::observe::Mounted;
     use super::*;
-    use crate::model::publish::Target;
+    use crate::model::access::ReadOnly;
+    use crate::model::publish::{Content, Target};
     use crate::model::volume::FsType;
 
     fn request() -> StageRequest {
@@ -276,8 +277,13 @@ mod tests {
                 namespace_uuid: Uuid::from_u128(1),
                 nguid: [1; 16],
                 size_bytes: 1 << 30,
-                fs_type: FsType::Ext4,
-                filesystem_uuid: Uuid::from_u128(2),
+                content: Content::Filesystem {
+                    fs_type: FsType::Ext4,
+                    uuid: Uuid::from_u128(2),
+                },
+                read_only: ReadOnly::No,
+                owner_node: "storage0".into(),
+                dataset: "tank/csi/block/pvc-1".into(),
             },
             staging_path: "/var/lib/kubelet/s".into(),
             mount_flags: Vec::new(),

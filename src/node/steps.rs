@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use uuid::Uuid;
 use zvolt_kernel::block;
 use zvolt_kernel::error::Errno;
 use zvolt_kernel::mount::{self, Access, FsMount, Unmounted};
@@ -12,6 +13,7 @@ use zvolt_kernel::nvme::{self, ConnectOptions, Transport};
 use zvolt_kernel::probe::{self, Content, FsKind};
 
 use crate::model::names;
+use crate::model::publish;
 use crate::model::volume::FsType;
 
 use super::devices::Waiter;
@@ -303,7 +305,7 @@ impl Staging<'_> {
     }
 
     fn verify_filesystem(&self, path: &Path, file: &File) -> Result<(), Error> {
-        let target = &self.request.target;
+        let (fs_type, uuid) = self.filesystem()?;
         let found = match probe::superblock(file, path)? {
             Content::Filesystem(superblock) => superblock,
             Content::Zeros => {
@@ -314,15 +316,15 @@ impl Staging<'_> {
             }
             Content::Foreign(what) => return Err(self.refuse(path, &format!("it holds {what}"))),
         };
-        if found.kind != kind_of(target.fs_type) || found.uuid != target.filesystem_uuid {
+        if found.kind != kind_of(fs_type) || found.uuid != uuid {
             return Err(self.refuse(
                 path,
                 &format!(
                     "it holds {} {}; expected {} {}",
                     found.kind.name(),
                     found.uuid,
-                    target.fs_type.as_str(),
-                    target.filesystem_uuid
+                    fs_type.as_str(),
+                    uuid
                 ),
             ));
         }
@@ -344,7 +346,7 @@ impl Staging<'_> {
     }
 
     fn attach(&self) -> Result<(), Error> {
-        let fs_type = self.request.target.fs_type;
+        let (fs_type, _) = self.filesystem()?;
         let mut options = self.request.mount_flags.clone();
         let mut access = Access::ReadWrite;
         options.retain(|option| match option.as_str() {
@@ -384,6 +386,16 @@ impl Staging<'_> {
             };
             Error::new(kind, error.to_string())
         })
+    }
+
+    fn filesystem(&self) -> Result<(FsType, Uuid), Error> {
+        match self.request.target.content {
+            publish::Content::Filesystem { fs_type, uuid } => Ok((fs_type, uuid)),
+            publish::Content::Raw => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "a raw device has no filesystem to mount",
+            )),
+        }
     }
 
     fn device(&self) -> Result<&Path, Error> {

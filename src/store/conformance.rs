@@ -29,6 +29,8 @@ pub(crate) fn initiator(node: &str) -> MappedInitiator {
         node_name: node.into(),
         initiator_id: crate::model::names::host_nqn(node),
         attached_at: super::time::now(),
+        read_only: false,
+        access_mode: Default::default(),
     }
 }
 

@@ -5,12 +5,13 @@ use zvolt_kernel::zfs::ZvolSpec;
 use super::super::observe::{Failure, Format, property};
 use super::super::steps::Act;
 use crate::model::names;
+use crate::model::parameters::block_bytes;
 use crate::model::volume::{Volume, reason};
 
 /// The step that creates the zvol: thin, with a device for itself and none for its snapshots.
 pub(super) fn step(volume: &Volume) -> Result<Act, Failure> {
     let spec = &volume.spec;
-    let block = block_size(&spec.vol_block_size).ok_or_else(|| {
+    let block = block_bytes(&spec.vol_block_size).ok_or_else(|| {
         bad(format!(
             "volBlockSize is {:?}: a power of two from 512 to 128k is needed",
             spec.vol_block_size
@@ -30,8 +31,8 @@ pub(super) fn step(volume: &Volume) -> Result<Act, Failure> {
         ("volmode".to_owned(), "dev".to_owned()),
         ("snapdev".to_owned(), "hidden".to_owned()),
     ];
-    if !spec.compression.is_empty() {
-        properties.push(("compression".into(), compression(&spec.compression)));
+    if !spec.tuning.compression.is_empty() {
+        properties.push(("compression".into(), compression(&spec.tuning.compression)));
     }
     let mut ours = vec![
         (property("handle"), volume.metadata.name.clone()),
@@ -58,27 +59,6 @@ pub(super) fn step(volume: &Volume) -> Result<Act, Failure> {
 
 fn bad(message: String) -> Failure {
     Failure::lasting(reason::BAD_PROPERTY, message)
-}
-
-/// A `volblocksize` in bytes; empty is 16 KiB.
-pub(super) fn block_size(text: &str) -> Option<u64> {
-    let unit = match text.bytes().last() {
-        None => return Some(16 << 10),
-        Some(b'k' | b'K') => 1 << 10,
-        Some(b'm' | b'M') => 1 << 20,
-        Some(b'g' | b'G') => 1 << 30,
-        Some(_) => 1,
-    };
-    let digits = if unit == 1 {
-        text
-    } else {
-        &text[..text.len() - 1]
-    };
-    if !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let bytes = digits.parse::<u64>().ok()?.checked_mul(unit)?;
-    (bytes.is_power_of_two() && (512..=128 << 10).contains(&bytes)).then_some(bytes)
 }
 
 /// The API's `zstd-3-fast` is ZFS's `zstd-fast-3`; all else is called the same.

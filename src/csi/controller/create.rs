@@ -10,7 +10,7 @@ use crate::csi::check;
 use crate::csi::status::{Kind, Refusal};
 use crate::model::capacity::{self, Range};
 use crate::model::names;
-use crate::model::parameters::Parameters;
+use crate::model::parameters::{DEFAULT_BLOCK, Parameters, vol_block_size};
 use crate::model::volume::{FINALIZER, FsType, Metadata, State, Volume, VolumeSpec, VolumeStatus};
 use crate::ops::Timeline;
 use crate::store::{self, Store, Watch};
@@ -43,20 +43,23 @@ impl Wanted {
         let fs_type = one_fs_type(capability.fs_type, parameters.fs_type)?.unwrap_or_default();
         let asked = request.capacity_range.unwrap_or_default();
         let range = Range::new(asked.required_bytes, asked.limit_bytes)?;
-        let capacity = capacity::of_zvol(range, parameters.block, fs_type)?;
+        let block = parameters.block.unwrap_or(DEFAULT_BLOCK);
+        let capacity = capacity::of_zvol(range, block, Some(fs_type))?;
         let handle = names::handle_of(&request.name);
         let spec = VolumeSpec {
             provenance: Default::default(),
             backend_path: String::new(),
-            deletion_policy: Default::default(),
+            deletion_policy: parameters.deletion_policy,
             capacity,
             volume_type: Default::default(),
             fs_type,
-            vol_block_size: parameters.vol_block_size(),
-            compression: parameters.compression,
+            vol_block_size: vol_block_size(block),
+            volume_mode: capability.volume_mode,
+            tuning: parameters.tuning,
+            mkfs_options: Vec::new(),
             encryption_key_ref: None,
             transport: Default::default(),
-            pool: parameters.pool,
+            pool: parameters.pools.into_iter().next().unwrap_or_default(),
             owner_node: owner.to_owned(),
             vol_name: request.name.clone(),
             volume_id: handle.clone(),
@@ -100,10 +103,10 @@ impl Wanted {
                 "its volBlockSize is {}, not {}",
                 spec.vol_block_size, wanted.vol_block_size
             )
-        } else if spec.compression != wanted.compression {
+        } else if spec.tuning != wanted.tuning {
             format!(
-                "its compression is {:?}, not {:?}",
-                spec.compression, wanted.compression
+                "its properties are {:?}, not {:?}",
+                spec.tuning, wanted.tuning
             )
         } else if spec.volume_type != wanted.volume_type || spec.transport != wanted.transport {
             "its type or transport is another".to_owned()

@@ -18,7 +18,7 @@ use self::create::Wanted;
 use super::calls::{Calls, Work};
 use super::check::{self, VolumeId};
 use super::status::{Kind, Refusal};
-use crate::model::parameters::Parameters;
+use crate::model::parameters::{DEFAULT_BLOCK, Parameters, vol_block_size};
 use crate::ops::Journal;
 use crate::store::Store;
 
@@ -235,11 +235,10 @@ fn validated(
             let parameters = Parameters::parse(&request.parameters)?;
             fs_type = create::one_fs_type(fs_type, parameters.fs_type)?;
             let spec = &volume.spec;
-            if (
-                &parameters.pool,
-                &parameters.vol_block_size(),
-                &parameters.compression,
-            ) != (&spec.pool, &spec.vol_block_size, &spec.compression)
+            let block = parameters.block.unwrap_or(DEFAULT_BLOCK);
+            if !parameters.pools.contains(&spec.pool)
+                || vol_block_size(block) != spec.vol_block_size
+                || parameters.tuning != spec.tuning
             {
                 return Err(Refusal::invalid(
                     "pool, volBlockSize or compression is another than the volume's",

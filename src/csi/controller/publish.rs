@@ -11,8 +11,9 @@ use uuid::Uuid;
 use super::Controller;
 use super::follow::{until, within};
 use crate::csi::status::{Kind, Refusal};
+use crate::model::access::{AccessMode, ReadOnly};
 use crate::model::names::{self, NQN_PREFIX};
-use crate::model::publish::Target;
+use crate::model::publish::{Content, Target};
 use crate::model::volume::{FsType, MappedInitiator, State, Volume};
 use crate::ops::Timeline;
 use crate::store::{self, Store, Watch, time};
@@ -183,6 +184,8 @@ impl<S: Store> Controller<S> {
                 node_name: node.to_owned(),
                 initiator_id: host.to_owned(),
                 attached_at: time::now(),
+                read_only: false,
+                access_mode: AccessMode::default(),
             });
             match self.write(volume, deadline).await? {
                 Some(written) => return Ok(written),
@@ -337,8 +340,13 @@ fn target(volume: &Volume) -> Result<Target, Refusal> {
                 .ok()?
                 .into_bytes(),
             size_bytes: status.actual_capacity.unwrap_or(volume.spec.capacity),
-            fs_type: volume.spec.fs_type,
-            filesystem_uuid: status.filesystem_uuid?,
+            content: Content::Filesystem {
+                fs_type: volume.spec.fs_type,
+                uuid: status.filesystem_uuid?,
+            },
+            read_only: ReadOnly::No,
+            owner_node: volume.spec.owner_node.clone(),
+            dataset: status.dataset_path.clone()?,
         })
     };
     read().ok_or_else(|| {

@@ -197,7 +197,7 @@ fn a_new_volume_is_looked_for_then_created_then_made_ready() {
 #[test]
 fn the_one_create_says_whose_it_is() {
     let mut volume = wanted();
-    volume.spec.compression = "zstd-3-fast".into();
+    volume.spec.tuning.compression = "zstd-3-fast".into();
     volume.spec.claim = Some(Claim {
         namespace: "shop".into(),
         name: "db".into(),
