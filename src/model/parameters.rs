@@ -342,9 +342,12 @@ pub fn vol_block_size(block: u64) -> String {
     }
 }
 
-/// A block size of the Volume API in bytes; `None` for what is none.
+/// A block size of the Volume API in bytes; empty is the default, `None` what is no block size.
 pub fn block_bytes(text: &str) -> Option<u64> {
-    block_size(text)
+    match text {
+        "" => Some(DEFAULT_BLOCK),
+        text => block_size(text),
+    }
 }
 
 struct Values<'a>(&'a HashMap<String, String>);
