@@ -10,5 +10,6 @@ mod faults;
 mod fleet;
 mod input;
 mod lifecycle;
+mod model;
 mod rules;
 mod syscalls;
