@@ -11,5 +11,6 @@ mod fleet;
 mod input;
 mod lifecycle;
 mod model;
+mod outages;
 mod rules;
 mod syscalls;
