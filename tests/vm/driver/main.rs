@@ -13,4 +13,5 @@ mod lifecycle;
 mod model;
 mod outages;
 mod rules;
+mod scale;
 mod syscalls;

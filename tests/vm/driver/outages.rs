@@ -21,7 +21,8 @@ impl Writer<'_> {
     fn start(volume: &Journey<'_>, node: &str) -> Self {
         let vm = volume.fleet.vm(node);
         let file = format!("{}/log", volume.target());
-        vm.ok("rm -f /run/acknowledged; touch /run/writing").unwrap();
+        vm.ok("rm -f /run/acknowledged; touch /run/writing")
+            .unwrap();
         let process = vm
             .spawn(&format!(
                 "i=0; while [ -e /run/writing ]; do i=$((i+1)); \
@@ -54,8 +55,10 @@ impl Writer<'_> {
         assert_eq!(out.status, 0, "no write failed: {}", out.stderr);
         let (vm, file) = (self.vm, self.file);
         let check = "a=$(cat /run/acknowledged); seq 1 $a | cmp - ";
-        vm.ok(&format!("{check} {file} || {{ tail -n 3 {file}; exit 1; }}"))
-            .expect("each acknowledged number is there once, in order");
+        vm.ok(&format!(
+            "{check} {file} || {{ tail -n 3 {file}; exit 1; }}"
+        ))
+        .expect("each acknowledged number is there once, in order");
     }
 }
 
