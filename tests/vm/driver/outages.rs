@@ -83,6 +83,9 @@ fn outage_storage_power_cut_under_io() {
     let storage = fleet.vm("storage0");
     storage.reboot_hard().unwrap();
     storage.wait_ready(Duration::from_secs(300)).unwrap();
+    storage
+        .ok("zpool list tank >/dev/null 2>&1 || zpool import -f tank")
+        .unwrap();
     let before = writer.acknowledged();
     fleet.storage.start().unwrap();
     writer.goes_on_from(before);
