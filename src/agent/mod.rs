@@ -30,7 +30,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::model::volume::Volume;
 use crate::ops::Journal;
-use crate::store::{self, Change, Store, Watch};
+use crate::store::{self, Change, Objects, Store, Watch};
 use host::KernelHost;
 use observe::{Failure, Host};
 use plan::Site;
@@ -164,7 +164,7 @@ impl<S: Store, H: Host> Agent<S, H> {
             runtime: tokio::runtime::Handle::current(),
         });
         let mut serving = Serving {
-            watch: self.store.watch(None),
+            watch: self.store.volumes().watch(None),
             reconciler,
             parallel: self.config.parallel.max(1),
             slots: HashMap::new(),
@@ -198,7 +198,7 @@ async fn asked(stop: &mut watch::Receiver<bool>) {
 /// The agent at work.
 struct Serving<S, H> {
     reconciler: Arc<Reconciler<S, H>>,
-    watch: Watch,
+    watch: Watch<Volume>,
     parallel: usize,
     slots: HashMap<String, Slot>,
     /// Counts slots.
@@ -219,6 +219,7 @@ impl<S: Store, H: Host> Serving<S, H> {
         tokio::task::spawn_blocking(move || reconciler.host.converge_ports()).await??;
         let node = &self.reconciler.site.node;
         let listed = store
+            .volumes()
             .list()
             .await?
             .into_iter()
@@ -369,7 +370,7 @@ impl<S: Store, H: Host> Serving<S, H> {
 
 /// What ends a wait.
 enum Happened {
-    Change(Option<Change>),
+    Change(Option<Change<Volume>>),
     Ended(Result<Outcome, JoinError>),
     Time,
 }

@@ -13,7 +13,7 @@ use super::steps::{Act, Step};
 use crate::model::names;
 use crate::model::volume::{FINALIZER, Volume};
 use crate::ops::{self, Journal, Stopped, Timeline};
-use crate::store::{self, Store, time};
+use crate::store::{self, Objects, Store, time};
 
 /// A reconcile that has not settled after so many plans lets others have their turn.
 const ROUNDS: usize = 32;
@@ -56,8 +56,8 @@ enum Stop {
 impl From<store::Error> for Stop {
     fn from(error: store::Error) -> Self {
         match error {
-            store::Error::Conflict(_) => Self::Conflict,
-            store::Error::NotFound(_) => Self::Vanished,
+            store::Error::Conflict(..) => Self::Conflict,
+            store::Error::NotFound(..) => Self::Vanished,
             error => Self::Failure(Failure::kernel(format!("the store: {error}"))),
         }
     }
@@ -313,7 +313,9 @@ impl<S: Store, H: Host> Pass<'_, S, H> {
                 Step::Status(status) => {
                     let mut wanted = (**volume).clone();
                     wanted.status = (**status).clone();
-                    let written = all.runtime.block_on(all.store.update_status(wanted))?;
+                    let written = all
+                        .runtime
+                        .block_on(all.store.volumes().update_status(wanted))?;
                     versions.push(written.metadata.resource_version.clone());
                     *volume = Arc::new(written);
                     Ok(())
@@ -322,7 +324,9 @@ impl<S: Store, H: Host> Pass<'_, S, H> {
                     let mut wanted = (**volume).clone();
                     wanted.metadata.finalizers.retain(|f| f != FINALIZER);
                     vanished = wanted.metadata.finalizers.is_empty();
-                    let written = all.runtime.block_on(all.store.update_spec(wanted))?;
+                    let written = all
+                        .runtime
+                        .block_on(all.store.volumes().update_spec(wanted))?;
                     versions.push(written.metadata.resource_version.clone());
                     *volume = Arc::new(written);
                     Ok(())
@@ -350,7 +354,9 @@ impl<S: Store, H: Host> Pass<'_, S, H> {
             wanted.status = status;
             let all = self.all;
             ended = self.running.timeline.step("store.status", || {
-                let written = all.runtime.block_on(all.store.update_status(wanted))?;
+                let written = all
+                    .runtime
+                    .block_on(all.store.volumes().update_status(wanted))?;
                 Ok(Arc::new(written))
             });
             if let Ok(written) = &ended {
@@ -373,7 +379,7 @@ impl<S: Store, H: Host> Pass<'_, S, H> {
         let volume = self
             .all
             .runtime
-            .block_on(self.all.store.get(name))?
+            .block_on(self.all.store.volumes().get(name))?
             .ok_or(Stop::Vanished)?;
         self.versions.push(volume.metadata.resource_version.clone());
         Ok(Arc::new(volume))

@@ -70,8 +70,8 @@ impl Kind {
     fn of_store(error: &store::Error) -> Self {
         match error {
             // The object came, or changed, under the call: the next try sees it.
-            store::Error::Exists(_) | store::Error::Conflict(_) => Self::Aborted,
-            store::Error::NotFound(_) => Self::NotFound,
+            store::Error::Exists(..) | store::Error::Conflict(..) => Self::Aborted,
+            store::Error::NotFound(..) => Self::NotFound,
             store::Error::BadName(_) => Self::InvalidArgument,
             store::Error::Io { .. } => Self::Internal,
         }
@@ -203,9 +203,9 @@ mod tests {
             source: std::io::Error::other("no"),
         };
         for (error, expected) in [
-            (store::Error::Exists("v".into()), Code::Aborted),
-            (store::Error::Conflict("v".into()), Code::Aborted),
-            (store::Error::NotFound("v".into()), Code::NotFound),
+            (store::Error::Exists("volume", "v".into()), Code::Aborted),
+            (store::Error::Conflict("volume", "v".into()), Code::Aborted),
+            (store::Error::NotFound("volume", "v".into()), Code::NotFound),
             (store::Error::BadName("v".into()), Code::InvalidArgument),
             (io, Code::Internal),
         ] {

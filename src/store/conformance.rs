@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Change, Error, Store, Watch};
+use super::{Change, Error, Objects, Watch};
 use crate::model::volume::{FINALIZER, MappedInitiator, Metadata, Volume, VolumeSpec};
 
 /// A Volume as a controller would write it.
@@ -35,7 +35,7 @@ pub(crate) fn initiator(node: &str) -> MappedInitiator {
 }
 
 /// Runs them all, the second client standing for another process.
-pub(crate) async fn all<S: Store>(one: Arc<S>, other: Arc<S>) {
+pub(crate) async fn all<S: Objects<Volume>>(one: Arc<S>, other: Arc<S>) {
     creates_once(&*one, &*other).await;
     refuses_bad_names(&*one).await;
     writes_spec_and_status_apart(&*one, &*other).await;
@@ -47,19 +47,19 @@ pub(crate) async fn all<S: Store>(one: Arc<S>, other: Arc<S>) {
     many_writers_lose_no_update(one, other).await;
 }
 
-async fn creates_once<S: Store>(one: &S, other: &S) {
+async fn creates_once<S: Objects<Volume>>(one: &S, other: &S) {
     let made = one.create(volume("once")).await.unwrap();
     assert!(!made.metadata.uid.is_empty() && !made.metadata.resource_version.is_empty());
     assert_eq!(made.metadata.generation, 1);
     assert!(
-        matches!(other.create(volume("once")).await, Err(Error::Exists(name)) if name == "once")
+        matches!(other.create(volume("once")).await, Err(Error::Exists(_, name)) if name == "once")
     );
     assert_eq!(other.get("once").await.unwrap().as_ref(), Some(&made));
     assert_eq!(other.list().await.unwrap(), [made]);
     assert_eq!(other.get("none").await.unwrap(), None);
 }
 
-async fn refuses_bad_names<S: Store>(one: &S) {
+async fn refuses_bad_names<S: Objects<Volume>>(one: &S) {
     for name in [
         "",
         "..",
@@ -97,7 +97,7 @@ async fn refuses_bad_names<S: Store>(one: &S) {
     }
 }
 
-async fn writes_spec_and_status_apart<S: Store>(one: &S, other: &S) {
+async fn writes_spec_and_status_apart<S: Objects<Volume>>(one: &S, other: &S) {
     let mut made = one.create(volume("apart")).await.unwrap();
     made.spec.capacity *= 2;
     made.status.was_ready = true;
@@ -122,7 +122,7 @@ async fn writes_spec_and_status_apart<S: Store>(one: &S, other: &S) {
     );
 }
 
-async fn refuses_an_old_version<S: Store>(one: &S, other: &S) {
+async fn refuses_an_old_version<S: Objects<Volume>>(one: &S, other: &S) {
     let made = one.create(volume("old")).await.unwrap();
     let mut newer = made.clone();
     newer.status.mapped_initiators.push(initiator("node0"));
@@ -131,20 +131,20 @@ async fn refuses_an_old_version<S: Store>(one: &S, other: &S) {
     stale.status.was_ready = true;
     assert!(matches!(
         one.update_status(stale.clone()).await,
-        Err(Error::Conflict(_))
+        Err(Error::Conflict(..))
     ));
     assert!(matches!(
         one.update_spec(stale).await,
-        Err(Error::Conflict(_))
+        Err(Error::Conflict(..))
     ));
     assert!(matches!(
         one.update_status(volume("none")).await,
-        Err(Error::NotFound(_))
+        Err(Error::NotFound(..))
     ));
-    assert!(matches!(one.delete("none").await, Err(Error::NotFound(_))));
+    assert!(matches!(one.delete("none").await, Err(Error::NotFound(..))));
 }
 
-async fn deletes_with_the_last_finalizer<S: Store>(one: &S, other: &S) {
+async fn deletes_with_the_last_finalizer<S: Objects<Volume>>(one: &S, other: &S) {
     one.create(volume("final")).await.unwrap();
     one.delete("final").await.unwrap();
     let mut marked = other
@@ -169,7 +169,7 @@ async fn deletes_with_the_last_finalizer<S: Store>(one: &S, other: &S) {
     assert_eq!(other.get("final").await.unwrap(), None);
 }
 
-async fn a_name_used_again_is_another_object<S: Store>(one: &S, other: &S) {
+async fn a_name_used_again_is_another_object<S: Objects<Volume>>(one: &S, other: &S) {
     let mut free = volume("again");
     free.metadata.finalizers.clear();
     let first = one.create(free.clone()).await.unwrap();
@@ -180,18 +180,18 @@ async fn a_name_used_again_is_another_object<S: Store>(one: &S, other: &S) {
     stale.status.was_ready = true;
     assert!(matches!(
         one.update_status(stale).await,
-        Err(Error::Conflict(_))
+        Err(Error::Conflict(..))
     ));
 }
 
-async fn next(watch: &mut Watch) -> Change {
+async fn next(watch: &mut Watch<Volume>) -> Change<Volume> {
     tokio::time::timeout(Duration::from_secs(10), watch.next())
         .await
         .expect("a change within 10 s")
         .expect("the store is there")
 }
 
-async fn watches_in_order<S: Store>(one: &S, other: &S) {
+async fn watches_in_order<S: Objects<Volume>>(one: &S, other: &S) {
     let (mut own, mut foreign) = (one.watch(Some("seen")), other.watch(Some("seen")));
     let mut elsewhere = one.watch(Some("elsewhere"));
     let mut made = one.create(volume("seen")).await.unwrap();
@@ -223,7 +223,7 @@ async fn watches_in_order<S: Store>(one: &S, other: &S) {
     );
 }
 
-async fn a_watch_before_a_list_misses_nothing<S: Store>(one: Arc<S>, other: &S) {
+async fn a_watch_before_a_list_misses_nothing<S: Objects<Volume>>(one: Arc<S>, other: &S) {
     const MANY: usize = 40;
     let maker = tokio::spawn(async move {
         for n in 0..MANY {
@@ -251,7 +251,7 @@ async fn a_watch_before_a_list_misses_nothing<S: Store>(one: Arc<S>, other: &S) 
     maker.await.unwrap();
 }
 
-async fn many_writers_lose_no_update<S: Store>(one: Arc<S>, other: Arc<S>) {
+async fn many_writers_lose_no_update<S: Objects<Volume>>(one: Arc<S>, other: Arc<S>) {
     const WRITERS: usize = 8;
     const EACH: usize = 8;
     one.create(volume("shared")).await.unwrap();
@@ -273,7 +273,7 @@ async fn many_writers_lose_no_update<S: Store>(one: Arc<S>, other: Arc<S>) {
                         .push(format!("{writer}.{n}"));
                     match store.update_status(volume).await {
                         Ok(_) => break,
-                        Err(Error::Conflict(_)) => {}
+                        Err(Error::Conflict(..)) => {}
                         Err(error) => panic!("{error}"),
                     }
                 }

@@ -11,20 +11,23 @@ pub mod time;
 use std::future::Future;
 use std::sync::Arc;
 
+use crate::model::object::Object;
+use crate::model::snapshot::Snapshot;
+use crate::model::storage_node::StorageNode;
 use crate::model::volume::Volume;
 
 /// Why the store said no.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An object of this name exists.
-    #[error("volume {0} exists already")]
-    Exists(String),
+    #[error("{0} {1} exists already")]
+    Exists(&'static str, String),
     /// No object of this name.
-    #[error("volume {0} does not exist")]
-    NotFound(String),
+    #[error("{0} {1} does not exist")]
+    NotFound(&'static str, String),
     /// Somebody else wrote it first: read it again and retry.
-    #[error("volume {0} was changed by somebody else")]
-    Conflict(String),
+    #[error("{0} {1} was changed by somebody else")]
+    Conflict(&'static str, String),
     /// The name cannot be an object's name.
     #[error("{0:?} is no object name: a DNS label of at most 63 characters is needed")]
     BadName(String),
@@ -42,39 +45,49 @@ pub enum Error {
 
 /// What a watcher learns.
 #[derive(Debug, Clone)]
-pub enum Change {
+pub enum Change<T> {
     /// An object appeared or changed; this is its newest state.
-    Put(Arc<Volume>),
+    Put(Arc<T>),
     /// An object vanished.
     Gone(String),
 }
 
 /// A watch: what changes from the moment of its making. `None`: the store is gone.
 #[derive(Debug)]
-pub struct Watch(pub tokio::sync::mpsc::UnboundedReceiver<Change>);
+pub struct Watch<T>(pub tokio::sync::mpsc::UnboundedReceiver<Change<T>>);
 
-impl Watch {
+impl<T> Watch<T> {
     /// The next change.
-    pub async fn next(&mut self) -> Option<Change> {
+    pub async fn next(&mut self) -> Option<Change<T>> {
         self.0.recv().await
     }
 }
 
-/// A store of Volumes.
-pub trait Store: Send + Sync + 'static {
+/// The objects of one kind.
+pub trait Objects<T: Object>: Send + Sync + 'static {
     /// Makes an object; the store sets uid, versions and creation time. Durable when it returns.
-    fn create(&self, volume: Volume) -> impl Future<Output = Result<Volume, Error>> + Send;
+    fn create(&self, object: T) -> impl Future<Output = Result<T, Error>> + Send;
     /// The newest state of one object.
-    fn get(&self, name: &str) -> impl Future<Output = Result<Option<Volume>, Error>> + Send;
+    fn get(&self, name: &str) -> impl Future<Output = Result<Option<T>, Error>> + Send;
     /// All objects, by name.
-    fn list(&self) -> impl Future<Output = Result<Vec<Volume>, Error>> + Send;
+    fn list(&self) -> impl Future<Output = Result<Vec<T>, Error>> + Send;
     /// Writes `spec` and finalizers; `status` is left alone. The resource version must be the newest. An object whose
     /// deletion was asked for vanishes with its last finalizer.
-    fn update_spec(&self, volume: Volume) -> impl Future<Output = Result<Volume, Error>> + Send;
+    fn update_spec(&self, object: T) -> impl Future<Output = Result<T, Error>> + Send;
     /// Writes `status`; all else is left alone. The resource version must be the newest.
-    fn update_status(&self, volume: Volume) -> impl Future<Output = Result<Volume, Error>> + Send;
+    fn update_status(&self, object: T) -> impl Future<Output = Result<T, Error>> + Send;
     /// Asks for deletion. Fine when it was asked for already; `NotFound` when there is no such object.
     fn delete(&self, name: &str) -> impl Future<Output = Result<(), Error>> + Send;
     /// Changes of all objects (`None`) or of one, from now on.
-    fn watch(&self, name: Option<&str>) -> Watch;
+    fn watch(&self, name: Option<&str>) -> Watch<T>;
+}
+
+/// A store: every kind of object that controller and agents share.
+pub trait Store: Send + Sync + 'static {
+    /// What volumes are wanted, and what is.
+    fn volumes(&self) -> &impl Objects<Volume>;
+    /// What snapshots are wanted, and what is.
+    fn snapshots(&self) -> &impl Objects<Snapshot>;
+    /// What storage hosts can give.
+    fn storage_nodes(&self) -> &impl Objects<StorageNode>;
 }

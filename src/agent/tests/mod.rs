@@ -20,7 +20,7 @@ use rig::{Rig, soon, version};
 async fn a_volumes_whole_life() {
     let mut rig = Rig::new().await;
     assert!(rig.host.world.lock().unwrap().ports_made);
-    let made = rig.store.create(volume("v")).await.unwrap();
+    let made = rig.store.volumes().create(volume("v")).await.unwrap();
     let ready = rig.until_ready("v").await;
     assert_eq!(
         version(&ready),
@@ -41,7 +41,7 @@ async fn a_volumes_whole_life() {
 
     rig.map("v", &["node1"]).await;
     rig.until_published("v", &["node1"]).await;
-    rig.store.delete("v").await.unwrap();
+    rig.store.volumes().delete("v").await.unwrap();
     rig.until("v", |v| v.is_none()).await;
     rig.settled().await;
     let world = rig.host.world.lock().unwrap().clone();
@@ -96,7 +96,7 @@ async fn a_volumes_whole_life() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_well_is_left_alone_and_leaves_no_trace() {
     let mut rig = Rig::new().await;
-    rig.store.create(volume("v")).await.unwrap();
+    rig.store.volumes().create(volume("v")).await.unwrap();
     rig.until_ready("v").await;
     rig.settled().await;
     let (before, acts) = (rig.get("v").await, rig.host.done.lock().unwrap().len());
@@ -108,7 +108,7 @@ async fn what_is_well_is_left_alone_and_leaves_no_trace() {
     // A change that needs nothing done, and its own writes' events, start no loop.
     let mut other = rig.get("v").await;
     other.metadata.finalizers.push("example.com/other".into());
-    rig.store.update_spec(other).await.unwrap();
+    rig.store.volumes().update_spec(other).await.unwrap();
     rig.settled().await;
     assert_eq!(rig.names("v", 1).await, ["agent.create"]);
     assert_eq!(version(&rig.get("v").await), version(&before) + 1);
@@ -117,7 +117,7 @@ async fn what_is_well_is_left_alone_and_leaves_no_trace() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_04_however_fast_the_mapping_turns_there_is_one_writer() {
     let mut rig = Rig::new().await;
-    rig.store.create(volume("v")).await.unwrap();
+    rig.store.volumes().create(volume("v")).await.unwrap();
     rig.until_ready("v").await;
     for round in 0..30 {
         let node = format!("node{}", round % 3);
@@ -152,7 +152,7 @@ async fn what_fails_for_a_while_is_told_and_tried_again() {
     let rig = Rig::new().await;
     let failure = Failure::passing(reason::KERNEL, "write enable: EAGAIN");
     *rig.host.fails.lock().unwrap() = Some(("nvmet.namespace", 2, failure));
-    rig.store.create(volume("v")).await.unwrap();
+    rig.store.volumes().create(volume("v")).await.unwrap();
     let told = rig
         .until("v", |v| v.is_some_and(|v| !v.status.conditions.is_empty()))
         .await
@@ -180,7 +180,7 @@ async fn what_fails_for_a_while_is_told_and_tried_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deletion_that_must_wait_says_why() {
     let rig = Rig::new().await;
-    rig.store.create(volume("v")).await.unwrap();
+    rig.store.volumes().create(volume("v")).await.unwrap();
     rig.until_ready("v").await;
     rig.host
         .world
@@ -190,7 +190,7 @@ async fn a_deletion_that_must_wait_says_why() {
         .get_mut("tank/csi/block/v")
         .unwrap()
         .busy = true;
-    rig.store.delete("v").await.unwrap();
+    rig.store.volumes().delete("v").await.unwrap();
     let waiting = rig
         .until("v", |v| v.is_some_and(|v| v.trouble().is_some()))
         .await
@@ -213,7 +213,7 @@ async fn a_final_failure_waits_for_somebody() {
     let mut rig = Rig::new().await;
     let mut lost = volume("v");
     lost.spec.pool = "other".into();
-    rig.store.create(lost).await.unwrap();
+    rig.store.volumes().create(lost).await.unwrap();
     let error = rig
         .until("v", |v| v.is_some_and(|v| v.status.state == State::Error))
         .await
@@ -244,7 +244,7 @@ async fn a_final_failure_waits_for_somebody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_02_a_ready_volume_whose_pool_is_away_comes_back_with_it() {
     let mut rig = Rig::new().await;
-    rig.store.create(volume("v")).await.unwrap();
+    rig.store.volumes().create(volume("v")).await.unwrap();
     rig.until_ready("v").await;
     rig.map("v", &["node0"]).await;
     rig.until_published("v", &["node0"]).await;
@@ -283,7 +283,7 @@ async fn after_a_reboot_all_is_built_before_the_first_link_and_before_ready() {
     let mut rig = Rig::new().await;
     for n in 0..MANY {
         let name = format!("v{n}");
-        rig.store.create(volume(&name)).await.unwrap();
+        rig.store.volumes().create(volume(&name)).await.unwrap();
         rig.until_ready(&name).await;
         rig.map(&name, &["node0"]).await;
         rig.until_published(&name, &["node0"]).await;
@@ -310,15 +310,19 @@ async fn after_a_reboot_all_is_built_before_the_first_link_and_before_ready() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_asked_while_no_agent_ran_is_done_before_ready() {
     let mut rig = Rig::idle();
-    rig.store.create(volume("new")).await.unwrap();
+    rig.store.volumes().create(volume("new")).await.unwrap();
     let mut foreign = volume("foreign");
     foreign.spec.owner_node = "storage1".into();
-    rig.store.create(foreign).await.unwrap();
-    rig.store.create(volume("unwanted")).await.unwrap();
-    rig.store.delete("unwanted").await.unwrap();
+    rig.store.volumes().create(foreign).await.unwrap();
+    rig.store
+        .volumes()
+        .create(volume("unwanted"))
+        .await
+        .unwrap();
+    rig.store.volumes().delete("unwanted").await.unwrap();
     rig.start().await;
     assert_eq!(rig.get("new").await.status.state, State::Ready);
-    assert_eq!(rig.store.get("unwanted").await.unwrap(), None);
+    assert_eq!(rig.store.volumes().get("unwanted").await.unwrap(), None);
     assert_eq!(
         rig.get("foreign").await.status,
         Default::default(),
@@ -331,7 +335,7 @@ async fn a_name_that_is_used_again_is_another_volume() {
     let rig = Rig::new().await;
     let mut kept = volume("v");
     kept.spec.deletion_policy = crate::model::volume::DeletionPolicy::Retain;
-    rig.store.create(kept).await.unwrap();
+    rig.store.volumes().create(kept).await.unwrap();
     rig.until_ready("v").await;
     rig.host
         .world
@@ -341,15 +345,15 @@ async fn a_name_that_is_used_again_is_another_volume() {
         .get_mut("tank/csi/block/v")
         .unwrap()
         .content = Content::Data;
-    rig.store.delete("v").await.unwrap();
+    rig.store.volumes().delete("v").await.unwrap();
     rig.until("v", |v| v.is_none()).await;
-    rig.store.create(volume("v")).await.unwrap();
+    rig.store.volumes().create(volume("v")).await.unwrap();
     let refused = rig
         .until("v", |v| v.is_some_and(|v| v.status.state == State::Error))
         .await
         .unwrap();
     assert_eq!(refused.status.conditions[0].reason, reason::DATASET_FOREIGN);
-    rig.store.delete("v").await.unwrap();
+    rig.store.volumes().delete("v").await.unwrap();
     rig.until("v", |v| v.is_none()).await;
     let world = rig.host.world.lock().unwrap();
     assert_eq!(
@@ -364,11 +368,15 @@ async fn many_volumes_at_once() {
     const MANY: usize = 24;
     let rig = Rig::new().await;
     for n in 0..MANY {
-        rig.store.create(volume(&format!("v{n}"))).await.unwrap();
+        rig.store
+            .volumes()
+            .create(volume(&format!("v{n}")))
+            .await
+            .unwrap();
     }
     for n in 0..MANY {
         rig.until_ready(&format!("v{n}")).await;
-        rig.store.delete(&format!("v{n}")).await.unwrap();
+        rig.store.volumes().delete(&format!("v{n}")).await.unwrap();
     }
     for n in 0..MANY {
         rig.until(&format!("v{n}"), |v| v.is_none()).await;

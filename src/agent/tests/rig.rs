@@ -90,15 +90,15 @@ impl Rig {
         loop {
             let mut volume = self.get(name).await;
             volume.status.mapped_initiators = nodes.iter().map(|n| initiator(n)).collect();
-            match self.store.update_status(volume).await {
-                Err(store::Error::Conflict(_)) => {}
+            match self.store.volumes().update_status(volume).await {
+                Err(store::Error::Conflict(..)) => {}
                 written => break written.map(drop).unwrap(),
             }
         }
     }
 
     pub(super) async fn get(&self, name: &str) -> Volume {
-        self.store.get(name).await.unwrap().unwrap()
+        self.store.volumes().get(name).await.unwrap().unwrap()
     }
 
     /// Waits until the Volume is so; `None` is one that has vanished.
@@ -107,10 +107,10 @@ impl Rig {
         name: &str,
         so: impl Fn(Option<&Volume>) -> bool,
     ) -> Option<Volume> {
-        let mut watch = self.store.watch(Some(name));
+        let mut watch = self.store.volumes().watch(Some(name));
         soon(async {
             loop {
-                let now = self.store.get(name).await.unwrap();
+                let now = self.store.volumes().get(name).await.unwrap();
                 if so(now.as_ref()) {
                     return now;
                 }
@@ -163,9 +163,9 @@ impl Rig {
 
     /// All that the agent does about one volume is in order: after this, what came before is done.
     pub(super) async fn settled(&self) {
-        self.store.create(volume("last")).await.unwrap();
+        self.store.volumes().create(volume("last")).await.unwrap();
         self.until_ready("last").await;
-        self.store.delete("last").await.unwrap();
+        self.store.volumes().delete("last").await.unwrap();
         self.until("last", |v| v.is_none()).await;
     }
 }

@@ -10,10 +10,11 @@ use crate::csi::check;
 use crate::csi::status::{Kind, Refusal};
 use crate::model::capacity::{self, Range};
 use crate::model::names;
+use crate::model::object::Object;
 use crate::model::parameters::{DEFAULT_BLOCK, Parameters, vol_block_size};
 use crate::model::volume::{FINALIZER, FsType, Metadata, State, Volume, VolumeSpec, VolumeStatus};
 use crate::ops::Timeline;
-use crate::store::{self, Store, Watch};
+use crate::store::{self, Objects, Store, Watch};
 
 /// CreateVolume, checked.
 #[derive(Debug, Clone)]
@@ -161,7 +162,7 @@ impl<S: Store> Controller<S> {
         let handle = wanted.volume.metadata.name.clone();
         let mut timeline = Timeline::start("CreateVolume", &handle, Some(&self.journal));
         // Registered first: what the agent does from now on is seen.
-        let mut watch = self.store.watch(Some(&handle));
+        let mut watch = self.store.volumes().watch(Some(&handle));
         let outcome = self
             .created(&mut timeline, &mut watch, &wanted, deadline)
             .await;
@@ -186,7 +187,7 @@ impl<S: Store> Controller<S> {
     async fn created(
         &self,
         timeline: &mut Timeline,
-        watch: &mut Watch,
+        watch: &mut Watch<Volume>,
         wanted: &Wanted,
         deadline: Instant,
     ) -> Result<Volume, Refusal> {
@@ -240,15 +241,15 @@ impl<S: Store> Controller<S> {
     /// Writes the intent, unless it is there.
     async fn written(&self, wanted: &Wanted, deadline: Instant) -> Result<Volume, Refusal> {
         let handle = &wanted.volume.metadata.name;
-        let existing = match within(deadline, self.store.get(handle)).await? {
+        let existing = match within(deadline, self.store.volumes().get(handle)).await? {
             Some(existing) => existing,
             None => {
                 let create = async {
-                    match self.store.create(wanted.volume.clone()).await {
+                    match self.store.volumes().create(wanted.volume.clone()).await {
                         // Another controller was faster.
-                        Err(store::Error::Exists(name)) => {
-                            let existing = self.store.get(&name).await?;
-                            existing.ok_or(store::Error::Conflict(name))
+                        Err(store::Error::Exists(_, name)) => {
+                            let existing = self.store.volumes().get(&name).await?;
+                            existing.ok_or(store::Error::Conflict(Volume::KIND, name))
                         }
                         made => made,
                     }

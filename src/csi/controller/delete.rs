@@ -8,7 +8,7 @@ use super::publish::holders;
 use crate::csi::status::{Kind, Refusal};
 use crate::model::volume::Volume;
 use crate::ops::Timeline;
-use crate::store::{self, Store, Watch};
+use crate::store::{self, Objects, Store, Watch};
 
 impl<S: Store> Controller<S> {
     /// Deletes the volume and waits until it is gone; fine when it is gone already.
@@ -25,8 +25,8 @@ impl<S: Store> Controller<S> {
         handle: &str,
         deadline: Instant,
     ) -> Result<(), Refusal> {
-        let mut watch = self.store.watch(Some(handle));
-        let Some(volume) = within(deadline, self.store.get(handle)).await? else {
+        let mut watch = self.store.volumes().watch(Some(handle));
+        let Some(volume) = within(deadline, self.store.volumes().get(handle)).await? else {
             return Ok(());
         };
         if let Some(node) = holders(&volume).next().filter(|_| !volume.is_deleting()) {
@@ -45,13 +45,13 @@ impl<S: Store> Controller<S> {
     /// Asks for the deletion and waits until the agent has done it.
     pub(super) async fn gone(
         &self,
-        watch: &mut Watch,
+        watch: &mut Watch<Volume>,
         volume: Volume,
         deadline: Instant,
     ) -> Result<(), Refusal> {
         let asked = async {
-            match self.store.delete(&volume.metadata.name).await {
-                Err(store::Error::NotFound(_)) => Ok(()),
+            match self.store.volumes().delete(&volume.metadata.name).await {
+                Err(store::Error::NotFound(..)) => Ok(()),
                 asked => asked,
             }
         };

@@ -27,7 +27,7 @@ pub(super) async fn within<T>(
 /// Waits until `judge` has an opinion of the volume's newest state; `None` is a volume that is gone.
 /// `what` ends the sentence "volume x … in time" when the deadline comes first.
 pub(super) async fn until<T>(
-    watch: &mut Watch,
+    watch: &mut Watch<Volume>,
     now: Option<Volume>,
     deadline: Instant,
     what: &str,

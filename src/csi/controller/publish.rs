@@ -16,7 +16,7 @@ use crate::model::names::{self, NQN_PREFIX};
 use crate::model::publish::{Content, Target};
 use crate::model::volume::{FsType, MappedInitiator, State, Volume};
 use crate::ops::Timeline;
-use crate::store::{self, Store, Watch, time};
+use crate::store::{self, Objects, Store, Watch, time};
 
 impl<S: Store> Controller<S> {
     /// Admits the node and gives what it needs to find the volume.
@@ -28,7 +28,7 @@ impl<S: Store> Controller<S> {
         deadline: Instant,
     ) -> Result<HashMap<String, String>, Refusal> {
         let mut timeline = Timeline::start("ControllerPublishVolume", handle, Some(&self.journal));
-        let mut watch = self.store.watch(Some(handle));
+        let mut watch = self.store.volumes().watch(Some(handle));
         let outcome = self
             .published(&mut timeline, &mut watch, (handle, node, fs_type), deadline)
             .await;
@@ -39,7 +39,7 @@ impl<S: Store> Controller<S> {
     async fn published(
         &self,
         timeline: &mut Timeline,
-        watch: &mut Watch,
+        watch: &mut Watch<Volume>,
         (handle, node, fs_type): (&str, &str, Option<FsType>),
         deadline: Instant,
     ) -> Result<Volume, Refusal> {
@@ -107,7 +107,7 @@ impl<S: Store> Controller<S> {
     ) -> Result<(), Refusal> {
         let mut timeline =
             Timeline::start("ControllerUnpublishVolume", handle, Some(&self.journal));
-        let mut watch = self.store.watch(Some(handle));
+        let mut watch = self.store.volumes().watch(Some(handle));
         let outcome = self
             .unpublished(&mut timeline, &mut watch, handle, node, deadline)
             .await;
@@ -118,14 +118,14 @@ impl<S: Store> Controller<S> {
     async fn unpublished(
         &self,
         timeline: &mut Timeline,
-        watch: &mut Watch,
+        watch: &mut Watch<Volume>,
         handle: &str,
         node: Option<&str>,
         deadline: Instant,
     ) -> Result<(), Refusal> {
         let host = node.map(names::host_nqn);
         let host = host.as_deref();
-        let Some(mut volume) = within(deadline, self.store.get(handle)).await? else {
+        let Some(mut volume) = within(deadline, self.store.volumes().get(handle)).await? else {
             return Ok(());
         };
         if has(&volume, host, is_mapped) {
@@ -160,7 +160,7 @@ impl<S: Store> Controller<S> {
         handle: &str,
         deadline: Instant,
     ) -> Result<Volume, Refusal> {
-        within(deadline, self.store.get(handle))
+        within(deadline, self.store.volumes().get(handle))
             .await?
             .ok_or_else(|| unknown(handle))
     }
@@ -202,7 +202,7 @@ impl<S: Store> Controller<S> {
         deadline: Instant,
     ) -> Result<Option<Volume>, Refusal> {
         loop {
-            let Some(mut volume) = within(deadline, self.store.get(handle)).await? else {
+            let Some(mut volume) = within(deadline, self.store.volumes().get(handle)).await? else {
                 return Ok(None);
             };
             if !has(&volume, host, is_mapped) {
@@ -219,9 +219,9 @@ impl<S: Store> Controller<S> {
     /// Writes the status; `None` when somebody else was faster.
     async fn write(&self, volume: Volume, deadline: Instant) -> Result<Option<Volume>, Refusal> {
         let write = async {
-            match self.store.update_status(volume).await {
+            match self.store.volumes().update_status(volume).await {
                 Ok(written) => Ok(Some(written)),
-                Err(store::Error::Conflict(_)) => Ok(None),
+                Err(store::Error::Conflict(..)) => Ok(None),
                 Err(error) => Err(error),
             }
         };

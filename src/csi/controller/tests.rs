@@ -11,8 +11,8 @@ use crate::csi::status::{Kind, Refusal};
 use crate::model::names;
 use crate::model::publish::Target;
 use crate::model::volume::{Condition, State, Volume, reason};
-use crate::store::Change;
 use crate::store::dir::DirStore;
+use crate::store::{Change, Objects, Store};
 
 /// What the agent makes of a new volume.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +32,7 @@ impl Room {
     fn new(fate: Fate) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(DirStore::open(dir.path()).unwrap());
-        tokio::spawn(answer(store.clone(), store.watch(None), fate));
+        tokio::spawn(answer(store.clone(), store.volumes().watch(None), fate));
         let journal = Journal::new(64);
         Self {
             controller: Controller {
@@ -62,11 +62,16 @@ impl Room {
     /// The object alone, as after a controller that has died.
     async fn write_intent(&self) {
         let wanted = Wanted::parse(&request(), "storage0").unwrap();
-        self.controller.store.create(wanted.volume).await.unwrap();
+        self.controller
+            .store
+            .volumes()
+            .create(wanted.volume)
+            .await
+            .unwrap();
     }
 
     async fn volume(&self) -> Option<Volume> {
-        self.controller.store.get("pvc-1").await.unwrap()
+        self.controller.store.volumes().get("pvc-1").await.unwrap()
     }
 
     /// Writes as somebody else would.
@@ -74,7 +79,14 @@ impl Room {
         loop {
             let mut volume = self.volume().await.unwrap();
             change(&mut volume);
-            if self.controller.store.update_status(volume).await.is_ok() {
+            if self
+                .controller
+                .store
+                .volumes()
+                .update_status(volume)
+                .await
+                .is_ok()
+            {
                 return;
             }
         }
@@ -98,7 +110,7 @@ fn shortly() -> Instant {
 }
 
 /// Plays the agent: makes it ready, admits who is mapped, fences who is not, lets go.
-async fn answer(store: Arc<DirStore>, mut watch: crate::store::Watch, fate: Fate) {
+async fn answer(store: Arc<DirStore>, mut watch: crate::store::Watch<Volume>, fate: Fate) {
     while let Some(change) = watch.next().await {
         let Change::Put(volume) = change else {
             continue;
@@ -110,7 +122,7 @@ async fn answer(store: Arc<DirStore>, mut watch: crate::store::Watch, fate: Fate
         // A conflict is somebody's newer write, which comes as a change.
         if volume.is_deleting() {
             volume.metadata.finalizers.clear();
-            let _ = store.update_spec(volume).await;
+            let _ = store.volumes().update_spec(volume).await;
             continue;
         }
         let status = &mut volume.status;
@@ -125,7 +137,7 @@ async fn answer(store: Arc<DirStore>, mut watch: crate::store::Watch, fate: Fate
                 status.published_initiators = mapped.map(|m| m.initiator_id.clone()).collect();
             }
         }
-        let _ = store.update_status(volume).await;
+        let _ = store.volumes().update_status(volume).await;
     }
 }
 
@@ -432,7 +444,7 @@ async fn a_wish_that_comes_to_nothing_is_taken_back() {
     let room = Room::new(Fate::Silent);
     room.write_intent().await;
     room.change(make_ready).await;
-    let mut watch = room.controller.store.watch(Some("pvc-1"));
+    let mut watch = room.controller.store.volumes().watch(Some("pvc-1"));
     let fails = async {
         while let Some(Change::Put(volume)) = watch.next().await {
             if !volume.status.mapped_initiators.is_empty() {

@@ -1,14 +1,15 @@
 //! The files of the store: locked, written atomically, made durable.
 //!
-//! `volumes/<name>.json` is the object. A write goes to `volumes/.<name>.tmp`, which is then renamed.
+//! `<kind>/<name>.json` is the object (`volumes/pvc-1.json`). A write goes to `<kind>/.<name>.tmp`, which is then renamed.
 //! A write that need not be durable at once leaves the last durable version linked as
-//! `volumes/.<name>.prev` until a thread has synced the new one: a file system may keep a rename and
+//! `<kind>/.<name>.prev` until a thread has synced the new one: a file system may keep a rename and
 //! lose the data behind it in a power cut, and an object must not get lost. `locks/<two hex digits>`
 //! is locked (`flock(2)`) around read, compare and write, also against other processes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::marker::PhantomData;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -18,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use super::super::Error;
 use crate::model::names;
-use crate::model::volume::Volume;
+use crate::model::object::Object;
 
 /// Lock files: few enough to keep, many enough that one object's fsync seldom delays another.
 const LOCKS: u8 = 64;
@@ -34,23 +35,24 @@ pub(super) enum Durable {
     Soon,
 }
 
-/// The directories.
+/// The directories of one kind of object.
 #[derive(Debug)]
-pub(super) struct Files {
-    volumes: PathBuf,
+pub(super) struct Files<T> {
+    objects: PathBuf,
     locks: PathBuf,
     to_sync: mpsc::Sender<String>,
+    kind: PhantomData<fn() -> T>,
 }
 
 /// Holds the lock of some objects until dropped.
 #[derive(Debug)]
 pub(super) struct Guard(#[expect(dead_code, reason = "closing it is what unlocks")] File);
 
-impl Files {
+impl<T: Object> Files<T> {
     /// Makes the directories when needed. The names to sync in the background come out of the receiver.
     pub(super) fn open(root: &Path) -> Result<(Self, mpsc::Receiver<String>), Error> {
-        let (volumes, locks) = (root.join("volumes"), root.join("locks"));
-        for dir in [&volumes, &locks] {
+        let (objects, locks) = (root.join(T::PLURAL), root.join("locks"));
+        for dir in [&objects, &locks] {
             fs::DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
@@ -59,17 +61,18 @@ impl Files {
         }
         let (to_sync, receiver) = mpsc::channel();
         let files = Self {
-            volumes,
+            objects,
             locks,
             to_sync,
+            kind: PhantomData,
         };
         files.recover()?;
         Ok((files, receiver))
     }
 
     /// Where the objects are.
-    pub(super) fn volumes(&self) -> &Path {
-        &self.volumes
+    pub(super) fn directory(&self) -> &Path {
+        &self.objects
     }
 
     /// Waits for the lock of an object.
@@ -90,7 +93,7 @@ impl Files {
     }
 
     /// An object as it is on the disk.
-    pub(super) fn read(&self, name: &str) -> Result<Option<Volume>, Error> {
+    pub(super) fn read(&self, name: &str) -> Result<Option<T>, Error> {
         read_object(&self.path(name))
     }
 
@@ -105,17 +108,12 @@ impl Files {
     }
 
     /// Replaces an object. The caller holds its lock.
-    pub(super) fn write(
-        &self,
-        volume: &Volume,
-        durable: Durable,
-        _held: &Guard,
-    ) -> Result<(), Error> {
-        let name = &volume.metadata.name;
+    pub(super) fn write(&self, object: &T, durable: Durable, _held: &Guard) -> Result<(), Error> {
+        let name = &object.metadata().name;
         let (path, temporary, previous) =
             (self.path(name), self.temporary(name), self.previous(name));
         let mut text =
-            serde_json::to_vec_pretty(volume).map_err(|e| failed("serialize", &path, e.into()))?;
+            serde_json::to_vec_pretty(object).map_err(|e| failed("serialize", &path, e.into()))?;
         text.push(b'\n');
         let mut file = OpenOptions::new()
             .write(true)
@@ -191,13 +189,13 @@ impl Files {
             } else if let Some(name) = rest.strip_suffix(".prev").filter(|n| names::is_handle(n)) {
                 let held = self.lock(name)?;
                 let (path, previous) = (self.path(name), self.previous(name));
-                match read_object(&path) {
+                match read_object::<T>(&path) {
                     Ok(Some(_)) => {
                         let _ = self.to_sync.send(name.to_owned());
                     }
                     Ok(None) => self.remove(name, &held)?,
                     Err(error) => {
-                        tracing::warn!(volume = name, %error, "the newest version is damaged, the one before it is back");
+                        tracing::warn!(kind = T::KIND, name, %error, "the newest version is damaged, the one before it is back");
                         fs::rename(&previous, &path).map_err(|e| failed("rename", &path, e))?;
                         self.sync_directory()?;
                     }
@@ -208,9 +206,9 @@ impl Files {
     }
 
     fn entries(&self) -> Result<Vec<String>, Error> {
-        let scan = |e| failed("readdir", &self.volumes, e);
+        let scan = |e| failed("readdir", &self.objects, e);
         let mut found = Vec::new();
-        for entry in fs::read_dir(&self.volumes).map_err(scan)? {
+        for entry in fs::read_dir(&self.objects).map_err(scan)? {
             if let Ok(name) = entry.map_err(scan)?.file_name().into_string() {
                 found.push(name);
             }
@@ -220,21 +218,21 @@ impl Files {
 
     /// Opens the directory each time: a descriptor kept open would hide its removal from inotify.
     fn sync_directory(&self) -> Result<(), Error> {
-        File::open(&self.volumes)
+        File::open(&self.objects)
             .and_then(|dir| dir.sync_all())
-            .map_err(|e| failed("fsync", &self.volumes, e))
+            .map_err(|e| failed("fsync", &self.objects, e))
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.volumes.join(format!("{name}.json"))
+        self.objects.join(format!("{name}.json"))
     }
 
     fn temporary(&self, name: &str) -> PathBuf {
-        self.volumes.join(format!(".{name}.tmp"))
+        self.objects.join(format!(".{name}.tmp"))
     }
 
     fn previous(&self, name: &str) -> PathBuf {
-        self.volumes.join(format!(".{name}.prev"))
+        self.objects.join(format!(".{name}.prev"))
     }
 }
 
@@ -245,7 +243,7 @@ pub(super) fn object_of(entry: &str) -> Option<&str> {
         .filter(|name| names::is_handle(name))
 }
 
-fn read_object(path: &Path) -> Result<Option<Volume>, Error> {
+fn read_object<T: Object>(path: &Path) -> Result<Option<T>, Error> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -255,16 +253,15 @@ fn read_object(path: &Path) -> Result<Option<Volume>, Error> {
     file.take(MAX_BYTES)
         .read_to_end(&mut text)
         .map_err(|e| failed("read", path, e))?;
-    let volume: Volume =
-        serde_json::from_slice(&text).map_err(|e| failed("parse", path, e.into()))?;
+    let object: T = serde_json::from_slice(&text).map_err(|e| failed("parse", path, e.into()))?;
     let name = path
         .file_stem()
         .and_then(|stem| stem.to_str())
         .unwrap_or_default();
-    if volume.metadata.name != name {
+    if object.metadata().name != name {
         let found = format!(
             "metadata.name is {:?}: a file is called as its object",
-            volume.metadata.name
+            object.metadata().name
         );
         return Err(failed(
             "parse",
@@ -272,7 +269,7 @@ fn read_object(path: &Path) -> Result<Option<Volume>, Error> {
             io::Error::new(io::ErrorKind::InvalidData, found),
         ));
     }
-    Ok(Some(volume))
+    Ok(Some(object))
 }
 
 fn remove_if_present(path: &Path) -> Result<(), Error> {

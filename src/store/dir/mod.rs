@@ -15,20 +15,55 @@ use uuid::Uuid;
 
 use self::files::{Durable, Files, failed};
 use self::watch::Watching;
-use super::{Error, Store, Watch, time};
+use super::{Error, Objects, Store, Watch, time};
 use crate::model::names;
-use crate::model::volume::{Volume, VolumeStatus};
+use crate::model::object::Object;
+use crate::model::snapshot::Snapshot;
+use crate::model::storage_node::StorageNode;
+use crate::model::volume::Volume;
 
 /// A store in a directory.
 #[derive(Debug)]
 pub struct DirStore {
-    files: Arc<Files>,
-    watching: Watching,
+    volumes: DirObjects<Volume>,
+    snapshots: DirObjects<Snapshot>,
+    storage_nodes: DirObjects<StorageNode>,
 }
 
 impl DirStore {
     /// Opens the store at `path`, making it when it is not there. Blocks.
     pub fn open(path: &Path) -> Result<Self, Error> {
+        Ok(Self {
+            volumes: DirObjects::open(path)?,
+            snapshots: DirObjects::open(path)?,
+            storage_nodes: DirObjects::open(path)?,
+        })
+    }
+}
+
+impl Store for DirStore {
+    fn volumes(&self) -> &impl Objects<Volume> {
+        &self.volumes
+    }
+
+    fn snapshots(&self) -> &impl Objects<Snapshot> {
+        &self.snapshots
+    }
+
+    fn storage_nodes(&self) -> &impl Objects<StorageNode> {
+        &self.storage_nodes
+    }
+}
+
+/// The objects of one kind, in a directory of their own.
+#[derive(Debug)]
+struct DirObjects<T> {
+    files: Arc<Files<T>>,
+    watching: Watching<T>,
+}
+
+impl<T: Object> DirObjects<T> {
+    fn open(path: &Path) -> Result<Self, Error> {
         let (files, to_sync) = Files::open(path)?;
         let files = Arc::new(files);
         let watching = Watching::start(files.clone())?;
@@ -47,17 +82,17 @@ impl DirStore {
         Ok(Self { files, watching })
     }
 
-    async fn blocking<T: Send + 'static>(
+    async fn blocking<R: Send + 'static>(
         &self,
-        work: impl FnOnce(&Files) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, Error> {
+        work: impl FnOnce(&Files<T>) -> Result<R, Error> + Send + 'static,
+    ) -> Result<R, Error> {
         let files = self.files.clone();
         tokio::task::spawn_blocking(move || work(&files))
             .await
             .unwrap_or_else(|e| {
                 Err(failed(
                     "spawn_blocking",
-                    self.files.volumes(),
+                    self.files.directory(),
                     std::io::Error::other(e),
                 ))
             })
@@ -65,45 +100,45 @@ impl DirStore {
 }
 
 /// Syncs `first` and all that wait behind it, each once.
-fn sync(files: &Files, first: String, waiting: &mpsc::Receiver<String>) {
+fn sync<T: Object>(files: &Files<T>, first: String, waiting: &mpsc::Receiver<String>) {
     let mut names = BTreeSet::from([first]);
     names.extend(waiting.try_iter());
     for name in names {
         if let Err(error) = files.sync(&name) {
-            tracing::error!(volume = name, %error, "could not be synced: a power cut may undo its last change");
+            tracing::error!(kind = T::KIND, name, %error, "could not be synced: a power cut may undo its last change");
         }
     }
 }
 
-impl Store for DirStore {
-    async fn create(&self, mut volume: Volume) -> Result<Volume, Error> {
-        check(&volume.metadata.name)?;
-        let metadata = &mut volume.metadata;
+impl<T: Object> Objects<T> for DirObjects<T> {
+    async fn create(&self, mut object: T) -> Result<T, Error> {
+        check(&object.metadata().name)?;
+        object.reset_status();
+        let metadata = object.metadata_mut();
         metadata.uid = Uuid::new_v4().to_string();
         metadata.resource_version = "1".into();
         metadata.generation = 1;
         metadata.creation_timestamp = time::now();
         metadata.deletion_timestamp = None;
-        volume.status = VolumeStatus::default();
         self.blocking(move |files| {
-            let name = &volume.metadata.name;
+            let name = &object.metadata().name;
             let held = files.lock(name)?;
             if files.read(name)?.is_some() {
-                return Err(Error::Exists(name.clone()));
+                return Err(Error::Exists(T::KIND, name.clone()));
             }
-            files.write(&volume, Durable::Now, &held)?;
-            Ok(volume)
+            files.write(&object, Durable::Now, &held)?;
+            Ok(object)
         })
         .await
     }
 
-    async fn get(&self, name: &str) -> Result<Option<Volume>, Error> {
+    async fn get(&self, name: &str) -> Result<Option<T>, Error> {
         check(name)?;
         let name = name.to_owned();
         self.blocking(move |files| files.read(&name)).await
     }
 
-    async fn list(&self) -> Result<Vec<Volume>, Error> {
+    async fn list(&self) -> Result<Vec<T>, Error> {
         self.blocking(|files| {
             files
                 .names()?
@@ -114,23 +149,22 @@ impl Store for DirStore {
         .await
     }
 
-    async fn update_spec(&self, volume: Volume) -> Result<Volume, Error> {
-        check(&volume.metadata.name)?;
+    async fn update_spec(&self, object: T) -> Result<T, Error> {
+        check(&object.metadata().name)?;
         self.blocking(move |files| {
-            update(files, volume, |now, wanted| {
-                if now.spec != wanted.spec {
-                    now.metadata.generation += 1;
+            update(files, &object, |now, wanted| {
+                if now.take_spec(wanted) {
+                    now.metadata_mut().generation += 1;
                 }
-                now.spec = wanted.spec;
-                now.metadata.finalizers = wanted.metadata.finalizers;
+                now.metadata_mut().finalizers = wanted.metadata().finalizers.clone();
             })
         })
         .await
     }
 
-    async fn update_status(&self, volume: Volume) -> Result<Volume, Error> {
-        check(&volume.metadata.name)?;
-        self.blocking(move |files| update(files, volume, |now, wanted| now.status = wanted.status))
+    async fn update_status(&self, object: T) -> Result<T, Error> {
+        check(&object.metadata().name)?;
+        self.blocking(move |files| update(files, &object, T::take_status))
             .await
     }
 
@@ -140,10 +174,10 @@ impl Store for DirStore {
         self.blocking(move |files| {
             let held = files.lock(&name)?;
             let Some(now) = files.read(&name)? else {
-                return Err(Error::NotFound(name));
+                return Err(Error::NotFound(T::KIND, name));
             };
             let mut next = now.clone();
-            next.metadata
+            next.metadata_mut()
                 .deletion_timestamp
                 .get_or_insert_with(time::now);
             store(files, &now, next, &held).map(drop)
@@ -151,7 +185,7 @@ impl Store for DirStore {
         .await
     }
 
-    fn watch(&self, name: Option<&str>) -> Watch {
+    fn watch(&self, name: Option<&str>) -> Watch<T> {
         self.watching.watch(name)
     }
 }
@@ -162,19 +196,22 @@ fn check(name: &str) -> Result<(), Error> {
         .ok_or_else(|| Error::BadName(name.to_owned()))
 }
 
-fn update(
-    files: &Files,
-    wanted: Volume,
-    change: impl FnOnce(&mut Volume, Volume),
-) -> Result<Volume, Error> {
-    let held = files.lock(&wanted.metadata.name)?;
-    let Some(now) = files.read(&wanted.metadata.name)? else {
-        return Err(Error::NotFound(wanted.metadata.name));
+fn update<T: Object>(
+    files: &Files<T>,
+    wanted: &T,
+    change: impl FnOnce(&mut T, &T),
+) -> Result<T, Error> {
+    let name = &wanted.metadata().name;
+    let held = files.lock(name)?;
+    let Some(now) = files.read(name)? else {
+        return Err(Error::NotFound(T::KIND, name.clone()));
     };
-    if (&now.metadata.resource_version, &now.metadata.uid)
-        != (&wanted.metadata.resource_version, &wanted.metadata.uid)
-    {
-        return Err(Error::Conflict(wanted.metadata.name));
+    let version = |object: &T| {
+        let metadata = object.metadata();
+        (metadata.resource_version.clone(), metadata.uid.clone())
+    };
+    if version(&now) != version(wanted) {
+        return Err(Error::Conflict(T::KIND, name.clone()));
     }
     let mut next = now.clone();
     change(&mut next, wanted);
@@ -183,29 +220,24 @@ fn update(
 
 /// Puts `next` in the place of `now`: nothing is written when they are the same, and an object whose
 /// deletion was asked for goes with its last finalizer.
-fn store(
-    files: &Files,
-    now: &Volume,
-    mut next: Volume,
+fn store<T: Object>(
+    files: &Files<T>,
+    now: &T,
+    mut next: T,
     held: &files::Guard,
-) -> Result<Volume, Error> {
-    if next.is_deleting() && next.metadata.finalizers.is_empty() {
-        files.remove(&next.metadata.name, held)?;
+) -> Result<T, Error> {
+    if next.is_deleting() && next.metadata().finalizers.is_empty() {
+        files.remove(&next.metadata().name, held)?;
     } else if next != *now {
-        let version: u64 = now.metadata.resource_version.parse().unwrap_or_default();
-        next.metadata.resource_version = (version + 1).to_string();
+        let version: u64 = now.metadata().resource_version.parse().unwrap_or_default();
+        next.metadata_mut().resource_version = (version + 1).to_string();
         files.write(&next, durability(now, &next), held)?;
     }
     Ok(next)
 }
 
-fn durability(now: &Volume, next: &Volume) -> Durable {
-    let unmapped = now.status.mapped_initiators.iter().any(|old| {
-        let kept =
-            |new: &crate::model::volume::MappedInitiator| new.initiator_id == old.initiator_id;
-        !next.status.mapped_initiators.iter().any(kept)
-    });
-    if unmapped || now.is_deleting() != next.is_deleting() {
+fn durability<T: Object>(now: &T, next: &T) -> Durable {
+    if now.must_be_durable(next) || now.is_deleting() != next.is_deleting() {
         Durable::Now
     } else {
         Durable::Soon

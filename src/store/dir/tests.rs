@@ -4,24 +4,28 @@ use std::time::Duration;
 use super::*;
 use crate::store::conformance::{self, initiator, volume};
 
+fn open(path: &Path) -> DirObjects<Volume> {
+    DirObjects::open(path).unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn conforms() {
     let dir = tempfile::tempdir().unwrap();
-    let open = || Arc::new(DirStore::open(dir.path()).unwrap());
-    conformance::all(open(), open()).await;
+    let client = || Arc::new(open(dir.path()));
+    conformance::all(client(), client()).await;
 }
 
 #[tokio::test]
 async fn what_a_crash_left_is_cleaned_at_open() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirStore::open(dir.path()).unwrap();
+    let store = open(dir.path());
     let made = store.create(volume("kept")).await.unwrap();
     drop(store);
     let volumes = dir.path().join("volumes");
     fs::write(volumes.join(".kept.tmp"), "{").unwrap();
     fs::write(volumes.join(".gone.prev"), "{}").unwrap();
     fs::write(volumes.join("notes.txt"), "mine").unwrap();
-    let store = DirStore::open(dir.path()).unwrap();
+    let store = open(dir.path());
     assert_eq!(store.list().await.unwrap(), [made]);
     let mut left: Vec<_> = fs::read_dir(&volumes)
         .unwrap()
@@ -34,14 +38,14 @@ async fn what_a_crash_left_is_cleaned_at_open() {
 #[tokio::test]
 async fn an_object_whose_data_a_power_cut_has_eaten_comes_back_as_last_synced() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirStore::open(dir.path()).unwrap();
+    let store = open(dir.path());
     let made = store.create(volume("cut")).await.unwrap();
     drop(store);
     let volumes = dir.path().join("volumes");
     fs::hard_link(volumes.join("cut.json"), volumes.join(".cut.prev")).unwrap();
     fs::write(volumes.join("new"), "").unwrap();
     fs::rename(volumes.join("new"), volumes.join("cut.json")).unwrap();
-    let store = DirStore::open(dir.path()).unwrap();
+    let store = open(dir.path());
     assert_eq!(store.get("cut").await.unwrap(), Some(made));
     assert!(!volumes.join(".cut.prev").exists());
 }
@@ -85,7 +89,7 @@ fn a_synced_version_drops_the_one_before_it() {
 #[tokio::test]
 async fn a_damaged_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirStore::open(dir.path()).unwrap();
+    let store = open(dir.path());
     store.create(volume("good")).await.unwrap();
     let bad = dir.path().join("volumes/bad.json");
     fs::write(&bad, "{\"metadata\":").unwrap();
@@ -117,7 +121,7 @@ async fn a_damaged_file_is_named() {
 #[tokio::test]
 async fn the_watch_ends_with_the_store() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirStore::open(dir.path()).unwrap();
+    let store = open(dir.path());
     let mut watch = store.watch(None);
     drop(store);
     let end = tokio::time::timeout(Duration::from_secs(10), watch.next())

@@ -11,36 +11,36 @@ use tokio::sync::mpsc;
 
 use super::super::{Change, Error, Watch};
 use super::files::{Files, failed, object_of};
-use crate::model::volume::Volume;
+use crate::model::object::Object;
 
 /// Room for some 60 events in one read.
 const BUFFER: usize = 16 << 10;
 
 /// Feeds every watcher until dropped.
 #[derive(Debug)]
-pub(super) struct Watching {
+pub(super) struct Watching<T> {
     fd: Arc<OwnedFd>,
     descriptor: i32,
-    watchers: Arc<Watchers>,
+    watchers: Arc<Watchers<T>>,
 }
 
 #[derive(Debug)]
-struct Watcher {
+struct Watcher<T> {
     name: Option<String>,
-    to: mpsc::UnboundedSender<Change>,
+    to: mpsc::UnboundedSender<Change<T>>,
 }
 
 /// Who watches; `None` once the directory is gone or the thread has ended.
 #[derive(Debug)]
-struct Watchers(Mutex<Option<Vec<Watcher>>>);
+struct Watchers<T>(Mutex<Option<Vec<Watcher<T>>>>);
 
 /// What watchers have been told, by name.
-type Told = HashMap<String, Arc<Volume>>;
+type Told<T> = HashMap<String, Arc<T>>;
 
-impl Watching {
+impl<T: Object> Watching<T> {
     /// Starts. The kernel's watch is there before the objects are read, so nothing falls between.
-    pub(super) fn start(files: Arc<Files>) -> Result<Self, Error> {
-        let dir = files.volumes().to_owned();
+    pub(super) fn start(files: Arc<Files<T>>) -> Result<Self, Error> {
+        let dir = files.directory().to_owned();
         let fd = inotify::init(CreateFlags::CLOEXEC)
             .map_err(|e| failed("inotify_init1", &dir, e.into()))?;
         let flags =
@@ -52,12 +52,12 @@ impl Watching {
         let mut told = Told::new();
         for name in files.names()? {
             match files.read(&name) {
-                Ok(Some(volume)) => {
-                    told.insert(name, Arc::new(volume));
+                Ok(Some(object)) => {
+                    told.insert(name, Arc::new(object));
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::error!(volume = name, %error, "cannot be read; mend or remove the file")
+                    tracing::error!(kind = T::KIND, name, %error, "cannot be read; mend or remove the file")
                 }
             }
         }
@@ -77,7 +77,7 @@ impl Watching {
     }
 
     /// A watch of all objects or of one, from now on.
-    pub(super) fn watch(&self, name: Option<&str>) -> Watch {
+    pub(super) fn watch(&self, name: Option<&str>) -> Watch<T> {
         let (to, from) = mpsc::unbounded_channel();
         self.watchers.add(Watcher {
             name: name.map(str::to_owned),
@@ -87,14 +87,14 @@ impl Watching {
     }
 }
 
-impl Drop for Watching {
+impl<T> Drop for Watching<T> {
     fn drop(&mut self) {
         // The kernel answers with IN_IGNORED, which ends the thread.
         let _ = inotify::remove_watch(&*self.fd, self.descriptor);
     }
 }
 
-fn follow(fd: &OwnedFd, files: &Files, watchers: &Watchers, told: &mut Told) {
+fn follow<T: Object>(fd: &OwnedFd, files: &Files<T>, watchers: &Watchers<T>, told: &mut Told<T>) {
     let mut buffer = vec![MaybeUninit::uninit(); BUFFER];
     let mut reader = inotify::Reader::new(fd, &mut buffer);
     loop {
@@ -128,7 +128,11 @@ fn follow(fd: &OwnedFd, files: &Files, watchers: &Watchers, told: &mut Told) {
 }
 
 /// Makes up for events that were lost.
-fn settle_all(files: &Files, watchers: &Watchers, told: &mut Told) -> Result<(), Error> {
+fn settle_all<T: Object>(
+    files: &Files<T>,
+    watchers: &Watchers<T>,
+    told: &mut Told<T>,
+) -> Result<(), Error> {
     let mut names = files.names()?;
     names.extend(told.keys().cloned());
     names
@@ -139,26 +143,20 @@ fn settle_all(files: &Files, watchers: &Watchers, told: &mut Told) -> Result<(),
 
 /// Tells the watchers how an object differs from what they have been told. Reading what is there now,
 /// whatever the event was, makes late and doubled events harmless.
-fn settle(name: &str, files: &Files, watchers: &Watchers, told: &mut Told) {
+fn settle<T: Object>(name: &str, files: &Files<T>, watchers: &Watchers<T>, told: &mut Told<T>) {
     let now = match files.read(name) {
         Ok(now) => now,
         Err(error) => {
-            tracing::error!(volume = name, %error, "cannot be read; mend or remove the file");
+            tracing::error!(kind = T::KIND, name, %error, "cannot be read; mend or remove the file");
             return;
         }
     };
-    let before = told.get(name).map(|v| {
-        (
-            v.metadata.uid.as_str(),
-            v.metadata.resource_version.as_str(),
-        )
-    });
-    let after = now.as_ref().map(|v| {
-        (
-            v.metadata.uid.as_str(),
-            v.metadata.resource_version.as_str(),
-        )
-    });
+    let version = |object: &T| {
+        let metadata = object.metadata();
+        (metadata.uid.clone(), metadata.resource_version.clone())
+    };
+    let before = told.get(name).map(|object| version(object));
+    let after = now.as_ref().map(version);
     if before == after {
         return;
     }
@@ -166,15 +164,15 @@ fn settle(name: &str, files: &Files, watchers: &Watchers, told: &mut Told) {
         told.remove(name);
         watchers.tell(name, &Change::Gone(name.to_owned()));
     }
-    if let Some(volume) = now {
-        let volume = Arc::new(volume);
-        told.insert(name.to_owned(), volume.clone());
-        watchers.tell(name, &Change::Put(volume));
+    if let Some(object) = now {
+        let object = Arc::new(object);
+        told.insert(name.to_owned(), object.clone());
+        watchers.tell(name, &Change::Put(object));
     }
 }
 
-impl Watchers {
-    fn add(&self, watcher: Watcher) {
+impl<T> Watchers<T> {
+    fn add(&self, watcher: Watcher<T>) {
         let mut watchers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(watchers) = watchers.as_mut() {
             watchers.retain(|w| !w.to.is_closed());
@@ -182,7 +180,10 @@ impl Watchers {
         }
     }
 
-    fn tell(&self, name: &str, change: &Change) {
+    fn tell(&self, name: &str, change: &Change<T>)
+    where
+        Change<T>: Clone,
+    {
         let mut watchers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(watchers) = watchers.as_mut() {
             watchers.retain(|w| {
@@ -201,6 +202,7 @@ impl Watchers {
 mod tests {
     use super::super::files::Durable;
     use super::*;
+    use crate::model::volume::Volume;
     use crate::store::conformance::volume;
 
     #[test]
@@ -219,7 +221,7 @@ mod tests {
         let (to, mut from) = mpsc::unbounded_channel();
         watchers.add(Watcher { name: None, to });
         let mut told = Told::new();
-        let mut learnt = |told: &mut Told| {
+        let mut learnt = |told: &mut Told<Volume>| {
             settle_all(&files, &watchers, told).unwrap();
             std::iter::from_fn(|| from.try_recv().ok())
                 .map(|change| match change {
