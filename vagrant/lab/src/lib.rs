@@ -14,6 +14,7 @@ pub mod cleanup;
 pub mod control;
 pub mod demo;
 pub mod fleet;
+mod golang;
 pub mod host;
 pub mod hub;
 pub mod image;
