@@ -20,6 +20,7 @@ import (
 	"github.com/onsi/ginkgo/v2/formatter"
 	"github.com/onsi/ginkgo/v2/types"
 	"github.com/onsi/gomega"
+	"github.com/onsi/gomega/format"
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 )
@@ -100,6 +101,7 @@ func check(variant string, o options) error {
 	config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(calls.intercept))
 
 	gomega.RegisterFailHandler(ginkgo.Fail)
+	format.RegisterCustomFormatter(call)
 	context := sanity.GinkgoTest(&config)
 	teller := teller{variant, o.filter, json.NewEncoder(os.Stdout), calls}
 	ginkgo.ReportBeforeEach(teller.begin)

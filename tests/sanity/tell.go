@@ -77,7 +77,7 @@ func (t teller) detail(spec ginkgo.SpecReport) string {
 			said = append(said, "panic: "+failure.ForwardedPanic)
 		}
 	}
-	return strings.Join(append(said, t.calls.last(12)...), "\n")
+	return strings.Join(append(said, t.calls.last(40)...), "\n")
 }
 
 func failures(spec ginkgo.SpecReport) []types.Failure {
@@ -110,6 +110,18 @@ func (c *calls) intercept(ctx context.Context, method string, request, reply any
 		c.remember(fmt.Sprintf("call %s: %s (%.2f s)", filepath.Base(method), ended(err), time.Since(begin).Seconds()))
 	}
 	return err
+}
+
+// call shows the status of a call in a line, where gomega would show what it is made of.
+func call(value any) (string, bool) {
+	err, ok := value.(error)
+	if !ok {
+		return "", false
+	}
+	if _, ok = status.FromError(err); !ok {
+		return "", false
+	}
+	return ended(err), true
 }
 
 func ended(err error) string {
