@@ -53,6 +53,13 @@ impl<'a> Member<'a> {
         Self { vm, arguments }
     }
 
+    /// The same, with volumes published to this node and itself only.
+    #[must_use]
+    pub fn admitting(mut self, node: &str) -> Self {
+        self.arguments.push_str(&format!(" --consumer {node}"));
+        self
+    }
+
     /// The machine.
     pub fn vm(&self) -> &'a Vm {
         self.vm
