@@ -15,7 +15,7 @@ use tracing::{Instrument, Span};
 
 use super::status::{Kind, Refusal};
 use crate::model::names::CSI_STRING_MAX;
-use crate::ops::locks::Locks;
+use crate::ops::locks::{Held, Locks};
 
 /// No call may take longer, whatever its client says.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -46,6 +46,13 @@ pub(super) enum Work<T> {
         /// Gets the moment by which it must have ended.
         begin: Begin<T>,
     },
+    /// Something that only looks, and may do so while others work.
+    Look {
+        /// What it looks at.
+        volume: String,
+        /// Gets the moment by which it must have ended.
+        begin: Begin<T>,
+    },
 }
 
 impl<T> Work<T> {
@@ -54,6 +61,16 @@ impl<T> Work<T> {
         F: Future<Output = Result<T, Refusal>> + Send + 'static,
     {
         Self::On {
+            volume,
+            begin: Box::new(|deadline| Box::pin(begin(deadline))),
+        }
+    }
+
+    pub(super) fn look<F>(volume: String, begin: impl FnOnce(Instant) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = Result<T, Refusal>> + Send + 'static,
+    {
+        Self::Look {
             volume,
             begin: Box::new(|deadline| Box::pin(begin(deadline))),
         }
@@ -117,7 +134,16 @@ impl Calls {
                 Ok(Work::Done(answer)) => (Ok(answer), Weight::Light),
                 Ok(Work::On { volume, begin }) => {
                     let limits = Limits::new(received, patience);
-                    (self.run(method, volume, limits, begin).await, Weight::Heavy)
+                    let outcome = match self.take(&volume) {
+                        Ok(held) => self.run(method, volume, Some(held), limits, begin).await,
+                        Err(refusal) => Err(refusal),
+                    };
+                    (outcome, Weight::Heavy)
+                }
+                Ok(Work::Look { volume, begin }) => {
+                    let limits = Limits::new(received, patience);
+                    let outcome = self.run(method, volume, None, limits, begin).await;
+                    (outcome, Weight::Light)
                 }
                 Err(refusal) => (Err(refusal), Weight::Heavy),
             };
@@ -134,15 +160,11 @@ impl Calls {
         &self,
         method: &str,
         volume: String,
+        held: Option<Held>,
         limits: Limits,
         begin: Begin<T>,
     ) -> Result<T, Refusal> {
-        let Some(held) = self.locks.take(&volume) else {
-            return Err(Refusal::new(
-                Kind::Aborted,
-                format!("another call for volume {volume} is running: try again when it has ended"),
-            ));
-        };
+        let is_held = held.is_some();
         let work = begin(limits.work);
         let running = self.running.clone();
         let task = tokio::spawn(
@@ -154,14 +176,27 @@ impl Calls {
         );
         match timeout_at(limits.answer.into(), task).await {
             Ok(ended) => ended.unwrap_or_else(|error| Err(panicked(&error))),
-            Err(_) => Err(Refusal::new(
+            Err(_) if is_held => Err(Refusal::new(
                 Kind::DeadlineExceeded,
                 format!(
                     "{method} for volume {volume} has not ended in time and goes on: a retry gets ABORTED until it \
                      has, then finds out what is left to do"
                 ),
             )),
+            Err(_) => Err(Refusal::new(
+                Kind::DeadlineExceeded,
+                format!("{method} for volume {volume} has not ended in time"),
+            )),
         }
+    }
+
+    fn take(&self, volume: &str) -> Result<Held, Refusal> {
+        self.locks.take(volume).ok_or_else(|| {
+            Refusal::new(
+                Kind::Aborted,
+                format!("another call for volume {volume} is running: try again when it has ended"),
+            )
+        })
     }
 }
 
@@ -308,6 +343,9 @@ mod tests {
         call(&calls, "1S", Work::on("w".into(), |_| async { Ok(()) }))
             .await
             .expect("others go on");
+        call(&calls, "1S", Work::look("v".into(), |_| async { Ok(()) }))
+            .await
+            .expect("a look needs no volume for itself");
         free.send(()).unwrap();
         // All that runs is counted: once it has ended, the volume is free.
         let (running, _later) = mpsc::channel(1);

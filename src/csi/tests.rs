@@ -44,6 +44,9 @@ async fn served() -> Served {
         fast_io_fail_tmo: -1,
         keep_alive_tmo: 5,
         reconnect_delay: 2,
+        host_traddr: None,
+        host_iface: None,
+        max_volumes: Some(77),
         roots: Default::default(),
     };
     let services = Services {
