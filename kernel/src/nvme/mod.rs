@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use uuid::Uuid;
 
-pub use connect::{connect, connect_line, parse_reply};
+pub use connect::{connect, connect_line, connect_once, fewer_queues, parse_reply};
 pub use queue::bound_requests;
 pub use sysfs::{controller, controllers, delete, namespace, namespaces, rescan, subsystem_of};
 
