@@ -3,6 +3,9 @@
 #[cfg(test)]
 mod tests;
 
+/// A moment, as the messages have it.
+pub use prost_types::Timestamp;
+
 /// Package `csi.v1`. A message that holds a secret does not show it by `{:?}`.
 #[allow(clippy::all, clippy::pedantic, missing_docs, reason = "generated")]
 pub mod csi {

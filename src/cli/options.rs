@@ -46,6 +46,16 @@ pub(super) struct Storage {
     /// How many volumes the agent works on at a time
     #[arg(long, value_name = "N", default_value_t = 8, env = "ZVOLT_PARALLEL", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) parallel: u16,
+    /// Node ID of a consumer; may be given several times. When one is given, no other node gets a volume but
+    /// these and this host
+    #[arg(
+        long = "consumer",
+        value_name = "NODE_ID",
+        env = "ZVOLT_CONSUMERS",
+        value_delimiter = ',',
+        value_parser = node_id
+    )]
+    pub(super) consumers: Vec<String>,
 }
 
 /// The consumer side, and what all modes share.

@@ -102,7 +102,9 @@ async fn serve(options: options::Node, storage: Option<options::Storage>) -> Res
     };
     let mut agent = None;
     let mut store = None;
-    if let Some(storage) = storage {
+    let mut consumers = Vec::new();
+    if let Some(mut storage) = storage {
+        consumers = std::mem::take(&mut storage.consumers);
         let (opened, running, ready) =
             start_agent(storage, &options.node_id, journal.clone()).await?;
         store = Some(opened);
@@ -120,6 +122,7 @@ async fn serve(options: options::Node, storage: Option<options::Storage>) -> Res
         node_id: options.node_id.clone(),
         kubelet_dir: options.kubelet_dir.clone(),
         store,
+        consumers,
         journal,
         deadline: options.deadline(),
         grace: options.grace(),

@@ -39,22 +39,50 @@ type Begin<T> = Box<dyn FnOnce(Instant) -> Answer<T> + Send>;
 pub(super) enum Work<T> {
     /// Nothing: this is the answer.
     Done(T),
-    /// Something to do with a volume that nobody else may touch meanwhile.
-    On {
-        /// Its handle.
-        volume: String,
+    /// Something to do.
+    Begin {
+        /// What nobody else may touch meanwhile, as messages call it: `volume pvc-1`. Nothing for what only
+        /// reads.
+        busy: Option<String>,
         /// Gets the moment by which it must have ended.
         begin: Begin<T>,
     },
 }
 
 impl<T> Work<T> {
+    /// On a volume that nobody else may touch meanwhile.
     pub(super) fn on<F>(volume: String, begin: impl FnOnce(Instant) -> F + Send + 'static) -> Self
     where
         F: Future<Output = Result<T, Refusal>> + Send + 'static,
     {
-        Self::On {
-            volume,
+        Self::begin(Some(format!("volume {volume}")), begin)
+    }
+
+    /// On a snapshot, or a group of them, by the name of its object. Other calls for its volumes go on.
+    pub(super) fn on_snapshot<F>(
+        object: &str,
+        begin: impl FnOnce(Instant) -> F + Send + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<T, Refusal>> + Send + 'static,
+    {
+        Self::begin(Some(format!("snapshot {object}")), begin)
+    }
+
+    /// Reads only: nothing is locked.
+    pub(super) fn reading<F>(begin: impl FnOnce(Instant) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = Result<T, Refusal>> + Send + 'static,
+    {
+        Self::begin(None, begin)
+    }
+
+    fn begin<F>(busy: Option<String>, begin: impl FnOnce(Instant) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = Result<T, Refusal>> + Send + 'static,
+    {
+        Self::Begin {
+            busy,
             begin: Box::new(|deadline| Box::pin(begin(deadline))),
         }
     }
@@ -115,9 +143,13 @@ impl Calls {
         async {
             let (outcome, weight) = match begin(message) {
                 Ok(Work::Done(answer)) => (Ok(answer), Weight::Light),
-                Ok(Work::On { volume, begin }) => {
+                Ok(Work::Begin { busy, begin }) => {
                     let limits = Limits::new(received, patience);
-                    (self.run(method, volume, limits, begin).await, Weight::Heavy)
+                    let weight = match busy {
+                        Some(_) => Weight::Heavy,
+                        None => Weight::Light,
+                    };
+                    (self.run(method, busy, limits, begin).await, weight)
                 }
                 Err(refusal) => (Err(refusal), Weight::Heavy),
             };
@@ -133,15 +165,18 @@ impl Calls {
     async fn run<T: Send + 'static>(
         &self,
         method: &str,
-        volume: String,
+        busy: Option<String>,
         limits: Limits,
         begin: Begin<T>,
     ) -> Result<T, Refusal> {
-        let Some(held) = self.locks.take(&volume) else {
-            return Err(Refusal::new(
-                Kind::Aborted,
-                format!("another call for volume {volume} is running: try again when it has ended"),
-            ));
+        let held = match &busy {
+            Some(busy) => Some(self.locks.take(busy).ok_or_else(|| {
+                Refusal::new(
+                    Kind::Aborted,
+                    format!("another call for {busy} is running: try again when it has ended"),
+                )
+            })?),
+            None => None,
         };
         let work = begin(limits.work);
         let running = self.running.clone();
@@ -156,10 +191,13 @@ impl Calls {
             Ok(ended) => ended.unwrap_or_else(|error| Err(panicked(&error))),
             Err(_) => Err(Refusal::new(
                 Kind::DeadlineExceeded,
-                format!(
-                    "{method} for volume {volume} has not ended in time and goes on: a retry gets ABORTED until it \
-                     has, then finds out what is left to do"
-                ),
+                match busy {
+                    Some(busy) => format!(
+                        "{method} for {busy} has not ended in time and goes on: a retry gets ABORTED until it has, \
+                         then finds out what is left to do"
+                    ),
+                    None => format!("{method} has not ended in time: try again"),
+                },
             )),
         }
     }
@@ -316,6 +354,24 @@ mod tests {
         call(&calls, "1S", Work::on("v".into(), |_| async { Ok(()) }))
             .await
             .expect("free again");
+    }
+
+    #[tokio::test]
+    async fn volumes_snapshots_and_readers_do_not_wait_for_each_other() {
+        let (calls, _ended) = calls();
+        let (_free, stuck) = tokio::sync::oneshot::channel::<()>();
+        let work = Work::on("v".into(), |_| async move {
+            let _ = stuck.await;
+            Ok(())
+        });
+        let late = call(&calls, "50m", work).await.unwrap_err();
+        assert_eq!(late.code(), Code::DeadlineExceeded);
+        call(&calls, "1S", Work::on_snapshot("v", |_| async { Ok(()) }))
+            .await
+            .expect("a snapshot of that name is something else");
+        call(&calls, "1S", Work::reading(|_| async { Ok(()) }))
+            .await
+            .expect("who reads waits for nobody");
     }
 
     #[tokio::test]

@@ -25,10 +25,15 @@ pub(super) enum VolumeId {
 
 /// A volume ID of the controller's calls.
 pub(super) fn volume_id(id: &str) -> Result<VolumeId, Refusal> {
-    string("volume_id", id)?;
+    self::id("volume_id", id)
+}
+
+/// The same of another field.
+pub(super) fn id(field: &str, id: &str) -> Result<VolumeId, Refusal> {
+    string(field, id)?;
     if id.contains('/') || id == "." || id == ".." {
         return Err(Refusal::invalid(format!(
-            "volume_id is {}: it is no path",
+            "{field} is {}: it is no path",
             shown(id)
         )));
     }
@@ -68,7 +73,7 @@ pub(super) fn node_id(id: &str) -> Result<(), Refusal> {
 }
 
 /// A string of CSI: there, at most 128 bytes, no control characters.
-fn string(field: &str, text: &str) -> Result<(), Refusal> {
+pub(super) fn string(field: &str, text: &str) -> Result<(), Refusal> {
     let problem = match text {
         "" => "is missing".to_owned(),
         text if text.len() > CSI_STRING_MAX => {
@@ -106,7 +111,7 @@ pub(super) fn capability(given: Option<&csi::VolumeCapability>) -> Result<Capabi
     Ok(capability::check(&mode, form)?)
 }
 
-/// The capabilities of a volume: at least one, and all of one filesystem.
+/// The capabilities of a volume: at least one, and all of one kind and one filesystem.
 pub(super) fn capabilities(given: &[csi::VolumeCapability]) -> Result<Capability, Refusal> {
     let mut all = given.iter().map(|one| capability(Some(one)));
     let mut first = all.next().ok_or_else(|| {
@@ -114,6 +119,11 @@ pub(super) fn capabilities(given: &[csi::VolumeCapability]) -> Result<Capability
     })??;
     for other in all {
         let other = other?;
+        if first.volume_mode != other.volume_mode {
+            return Err(Refusal::invalid(
+                "volume_capabilities ask for mount and block: one volume is one of them",
+            ));
+        }
         match (first.fs_type, other.fs_type) {
             (Some(one), Some(other)) if one != other => {
                 return Err(Refusal::invalid(

@@ -2,7 +2,9 @@
 
 use tonic::{Request, Response, Status};
 use zvolt_proto::csi;
-use zvolt_proto::csi::plugin_capability::{Service, Type, service};
+use zvolt_proto::csi::plugin_capability::{
+    Service, Type, VolumeExpansion, service, volume_expansion,
+};
 
 use super::calls::{Calls, Work};
 use crate::model::DRIVER_NAME;
@@ -44,11 +46,7 @@ impl csi::identity_server::Identity for IdentityService {
         request: Request<csi::GetPluginCapabilitiesRequest>,
     ) -> Result<Response<csi::GetPluginCapabilitiesResponse>, Status> {
         let capabilities = match self.controller {
-            Controller::Served => vec![csi::PluginCapability {
-                r#type: Some(Type::Service(Service {
-                    r#type: service::Type::ControllerService.into(),
-                })),
-            }],
+            Controller::Served => controller_capabilities(),
             Controller::Elsewhere => Vec::new(),
         };
         let answer = csi::GetPluginCapabilitiesResponse { capabilities };
@@ -72,4 +70,24 @@ impl csi::identity_server::Identity for IdentityService {
             .serve("Probe", request, |_| "", |_| Ok(Work::Done(answer)))
             .await
     }
+}
+
+/// What a process with the Controller services can do.
+fn controller_capabilities() -> Vec<csi::PluginCapability> {
+    let service = |service: service::Type| {
+        Type::Service(Service {
+            r#type: service.into(),
+        })
+    };
+    let all = [
+        service(service::Type::ControllerService),
+        service(service::Type::GroupControllerService),
+        Type::VolumeExpansion(VolumeExpansion {
+            r#type: volume_expansion::Type::Online.into(),
+        }),
+    ];
+    let capability = |r#type| csi::PluginCapability {
+        r#type: Some(r#type),
+    };
+    all.into_iter().map(capability).collect()
 }

@@ -4,6 +4,7 @@
 mod calls;
 mod check;
 mod controller;
+mod group;
 mod identity;
 mod node;
 pub mod server;

@@ -9,13 +9,15 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use zvolt_proto::csi::controller_server::ControllerServer;
+use zvolt_proto::csi::group_controller_server::GroupControllerServer;
 use zvolt_proto::csi::identity_server::IdentityServer;
 use zvolt_proto::csi::node_server::NodeServer;
 use zvolt_proto::trace::trace_server::TraceServer;
 
 use super::calls::Calls;
-use super::controller::ControllerService;
-use super::identity::{Controller, IdentityService};
+use super::controller::{Controller, ControllerService, Site};
+use super::group::GroupService;
+use super::identity::{self, IdentityService};
 use super::node::NodeService;
 use super::socket::{self, Listening};
 use super::trace::TraceService;
@@ -32,8 +34,10 @@ pub struct Services<S> {
     pub node_id: String,
     /// All paths of the node's calls lie below it.
     pub kubelet_dir: PathBuf,
-    /// The store behind the Controller service, where that is served.
+    /// The store behind the Controller services, where those are served.
     pub store: Option<Arc<S>>,
+    /// CSI node IDs that may have volumes, besides this one; none is any.
+    pub consumers: Vec<String>,
     /// Finished operations.
     pub journal: Journal,
     /// The deadline of a call whose client names none.
@@ -65,20 +69,28 @@ pub async fn serve<S: Store>(
     let calls = || Calls::new(services.deadline, running.clone());
     let identity = IdentityService {
         controller: match services.store {
-            Some(_) => Controller::Served,
-            None => Controller::Elsewhere,
+            Some(_) => identity::Controller::Served,
+            None => identity::Controller::Elsewhere,
         },
         calls: calls(),
     };
-    let controller = services.store.map(|store| {
-        let owner = services.node_id.clone();
-        ControllerServer::new(ControllerService::new(
-            store,
-            owner,
-            services.journal.clone(),
-            calls(),
-        ))
-    });
+    let site = Site {
+        owner: services.node_id.clone(),
+        consumers: services.consumers.into_iter().collect(),
+    };
+    let (controller, group) = match services.store {
+        Some(store) => {
+            let journal = services.journal.clone();
+            let (controller, calls) = (Arc::new(Controller::new(store, site, journal)), calls());
+            let group = GroupService::new(controller.clone(), calls.clone());
+            let controller = ControllerService::new(controller, calls);
+            (
+                Some(ControllerServer::new(controller)),
+                Some(GroupControllerServer::new(group)),
+            )
+        }
+        None => (None, None),
+    };
     let node = NodeService {
         node: services.node,
         node_id: services.node_id,
@@ -96,6 +108,7 @@ pub async fn serve<S: Store>(
         .add_service(NodeServer::new(node))
         .add_service(TraceServer::new(trace))
         .add_optional_service(controller)
+        .add_optional_service(group)
         .serve_with_incoming_shutdown(UnixListenerStream::new(listening.listener()?), async move {
             let _ = stopping.wait_for(|stop| *stop).await;
         });

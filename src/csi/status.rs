@@ -6,6 +6,7 @@ use tonic::{Code, Status};
 
 use crate::model::capability::Unsupported;
 use crate::model::parameters::BadParameter;
+use crate::model::placement::NoPlace;
 use crate::model::publish::BadContext;
 use crate::model::{capacity, volume};
 use crate::{node, store};
@@ -77,11 +78,12 @@ impl Kind {
         }
     }
 
-    /// The reasons of a `Ready` condition that make a new volume impossible.
+    /// The reasons of a condition that is false. What is internal is tried again by the agent.
     pub(super) fn of_reason(reason: &str) -> Self {
         match reason {
             volume::reason::POOL_NOT_FOUND | volume::reason::BAD_PROPERTY => Self::InvalidArgument,
             volume::reason::NO_SPACE => Self::ResourceExhausted,
+            volume::reason::SOURCE_MISSING => Self::NotFound,
             volume::reason::POOL_REPLACED
             | volume::reason::DATASET_MISSING
             | volume::reason::DATASET_FOREIGN => Self::FailedPrecondition,
@@ -107,6 +109,19 @@ impl Refusal {
 
     pub(super) fn invalid(message: impl Into<String>) -> Self {
         Self::new(Kind::InvalidArgument, message)
+    }
+}
+
+impl Refusal {
+    /// The same, with what is known of the removal of what was begun.
+    pub(super) fn unless_removed(self, removed: Result<(), Self>) -> Self {
+        match removed {
+            Ok(()) => self,
+            Err(late) => Self::new(
+                self.kind,
+                format!("{self}; what was begun is not removed yet: {late}"),
+            ),
+        }
     }
 }
 
@@ -148,6 +163,18 @@ impl From<capacity::Error> for Refusal {
         let kind = match error {
             capacity::Error::Invalid(_) => Kind::InvalidArgument,
             capacity::Error::OutOfRange(_) => Kind::OutOfRange,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<NoPlace> for Refusal {
+    fn from(error: NoPlace) -> Self {
+        let kind = match error {
+            NoPlace::UnknownPool { .. } => Kind::InvalidArgument,
+            NoPlace::Unusable(_) => Kind::Unavailable,
+            NoPlace::TooLarge { .. } => Kind::OutOfRange,
+            NoPlace::Full { .. } => Kind::ResourceExhausted,
         };
         Self::new(kind, error.to_string())
     }
@@ -221,6 +248,8 @@ mod tests {
             (reason::POOL_NOT_FOUND, Kind::InvalidArgument),
             (reason::BAD_PROPERTY, Kind::InvalidArgument),
             (reason::NO_SPACE, Kind::ResourceExhausted),
+            (reason::SOURCE_MISSING, Kind::NotFound),
+            (reason::BUSY, Kind::Internal),
             (reason::POOL_REPLACED, Kind::FailedPrecondition),
             (reason::DATASET_MISSING, Kind::FailedPrecondition),
             (reason::DATASET_FOREIGN, Kind::FailedPrecondition),
@@ -255,6 +284,31 @@ mod tests {
             code(capacity::Error::Invalid("x".into())),
             Code::InvalidArgument
         );
+    }
+
+    #[test]
+    fn every_reason_for_no_place_has_its_code() {
+        for (error, expected) in [
+            (
+                NoPlace::UnknownPool {
+                    asked: "a".into(),
+                    known: "b".into(),
+                },
+                Code::InvalidArgument,
+            ),
+            (NoPlace::Unusable("a".into()), Code::Unavailable),
+            (NoPlace::TooLarge { bytes: 2, most: 1 }, Code::OutOfRange),
+            (
+                NoPlace::Full {
+                    bytes: 1,
+                    rooms: "a".into(),
+                },
+                Code::ResourceExhausted,
+            ),
+        ] {
+            let said = error.to_string();
+            assert_eq!(code(error), expected, "{said}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use tonic::transport::{Channel, Uri};
 use tonic::{Code, Request, Status};
 use zvolt_proto::csi;
 use zvolt_proto::csi::controller_client::ControllerClient;
+use zvolt_proto::csi::group_controller_client::GroupControllerClient;
 use zvolt_proto::csi::identity_client::IdentityClient;
 use zvolt_proto::csi::node_client::NodeClient;
 use zvolt_proto::trace::ListOperationsRequest;
@@ -51,6 +52,7 @@ async fn served() -> Served {
         node_id: "storage0".into(),
         kubelet_dir,
         store: Some(Arc::new(DirStore::open(&dir.path().join("store")).unwrap())),
+        consumers: Vec::new(),
         journal,
         deadline: Duration::from_secs(60),
         grace: Duration::from_secs(5),
@@ -118,7 +120,12 @@ async fn says_who_it_is_and_only_what_holds() {
         .get_plugin_capabilities(csi::GetPluginCapabilitiesRequest {})
         .await
         .unwrap();
-    assert_eq!(capabilities.into_inner().capabilities.len(), 1);
+    let capabilities = capabilities.into_inner().capabilities;
+    assert_eq!(
+        capabilities.len(),
+        3,
+        "two services, and expanding: {capabilities:?}"
+    );
     let probe = identity
         .probe(csi::ProbeRequest {})
         .await
@@ -133,14 +140,23 @@ async fn says_who_it_is_and_only_what_holds() {
         .into_inner();
     assert_eq!(info.node_id, "storage0");
     let mut controller = ControllerClient::new(served.channel.clone());
-    assert_eq!(
-        code(
-            controller
-                .get_capacity(csi::GetCapacityRequest::default())
-                .await
-        ),
-        Code::Unimplemented
-    );
+    let capabilities = controller
+        .controller_get_capabilities(csi::ControllerGetCapabilitiesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .capabilities;
+    assert_eq!(capabilities.len(), 16, "{capabilities:?}");
+    controller
+        .get_capacity(csi::GetCapacityRequest::default())
+        .await
+        .expect("what is advertised is there");
+    let mut group = GroupControllerClient::new(served.channel.clone());
+    let capabilities = group
+        .group_controller_get_capabilities(csi::GroupControllerGetCapabilitiesRequest {})
+        .await
+        .unwrap();
+    assert_eq!(capabilities.into_inner().capabilities.len(), 1);
     assert_eq!(
         code(
             node.node_expand_volume(csi::NodeExpandVolumeRequest::default())
@@ -197,6 +213,145 @@ async fn hostile_and_unknown_ids_get_their_codes() {
 }
 
 #[tokio::test]
+async fn every_call_checks_its_ids_and_says_what_is_not_there() {
+    let served = served().await;
+    let mut controller = ControllerClient::new(served.channel.clone());
+    let mut group = GroupControllerClient::new(served.channel.clone());
+    let range = Some(csi::CapacityRange {
+        required_bytes: 1,
+        limit_bytes: 0,
+    });
+    let changes = [("sync".to_owned(), "always".to_owned())];
+    for (id, expected) in [
+        ("", Code::InvalidArgument),
+        ("a/b", Code::InvalidArgument),
+        ("..", Code::InvalidArgument),
+        ("a\nb", Code::InvalidArgument),
+        ("pvc-unknown", Code::NotFound),
+        ("Some_Other:Driver's id", Code::NotFound),
+    ] {
+        let volume_id = id.to_owned();
+        let expand = csi::ControllerExpandVolumeRequest {
+            volume_id: volume_id.clone(),
+            capacity_range: range,
+            ..Default::default()
+        };
+        let modify = csi::ControllerModifyVolumeRequest {
+            volume_id: volume_id.clone(),
+            mutable_parameters: changes.clone().into(),
+            ..Default::default()
+        };
+        let get = csi::ControllerGetVolumeRequest {
+            volume_id: volume_id.clone(),
+        };
+        let health = csi::ControllerGetVolumeHealthRequest {
+            volume_id: volume_id.clone(),
+            ..Default::default()
+        };
+        let snapshot = csi::CreateSnapshotRequest {
+            source_volume_id: volume_id.clone(),
+            name: "s".into(),
+            ..Default::default()
+        };
+        let of_group = csi::CreateVolumeGroupSnapshotRequest {
+            source_volume_ids: vec![volume_id.clone()],
+            name: "g".into(),
+            ..Default::default()
+        };
+        let get_group = csi::GetVolumeGroupSnapshotRequest {
+            group_snapshot_id: volume_id,
+            ..Default::default()
+        };
+        let codes = [
+            code(controller.controller_expand_volume(expand).await),
+            code(controller.controller_modify_volume(modify).await),
+            code(controller.controller_get_volume(get).await),
+            code(controller.controller_get_volume_health(health).await),
+            code(controller.create_snapshot(snapshot).await),
+            code(group.create_volume_group_snapshot(of_group).await),
+            code(group.get_volume_group_snapshot(get_group).await),
+        ];
+        assert_eq!(codes, [expected; 7], "{id:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_required_is_missed_and_what_is_gone_is_deleted() {
+    let served = served().await;
+    let mut controller = ControllerClient::new(served.channel.clone());
+    let mut group = GroupControllerClient::new(served.channel.clone());
+    for capacity_range in [None, Some(csi::CapacityRange::default())] {
+        let expand = csi::ControllerExpandVolumeRequest {
+            volume_id: "v".into(),
+            capacity_range,
+            ..Default::default()
+        };
+        let outcome = controller.controller_expand_volume(expand).await;
+        assert_eq!(code(outcome), Code::InvalidArgument);
+    }
+    for (key, value) in
+        [None, Some(("pool", "tank")), Some(("colour", "blue"))].map(Option::unwrap_or_default)
+    {
+        let mut modify = csi::ControllerModifyVolumeRequest {
+            volume_id: "v".into(),
+            ..Default::default()
+        };
+        if !key.is_empty() {
+            modify.mutable_parameters.insert(key.into(), value.into());
+        }
+        let outcome = controller.controller_modify_volume(modify).await;
+        assert_eq!(code(outcome), Code::InvalidArgument, "{key:?}");
+    }
+    for (token, most, expected) in [
+        ("invalid-token", 0, Code::Aborted),
+        ("", -1, Code::InvalidArgument),
+    ] {
+        let volumes = csi::ListVolumesRequest {
+            max_entries: most,
+            starting_token: token.into(),
+        };
+        let snapshots = csi::ListSnapshotsRequest {
+            max_entries: most,
+            starting_token: token.into(),
+            ..Default::default()
+        };
+        let health = csi::ControllerListVolumeHealthRequest {
+            max_entries: most,
+            starting_token: token.into(),
+            ..Default::default()
+        };
+        let codes = [
+            code(controller.list_volumes(volumes).await),
+            code(controller.list_snapshots(snapshots).await),
+            code(controller.controller_list_volume_health(health).await),
+        ];
+        assert_eq!(codes, [expected; 3], "{token:?}");
+    }
+    for snapshot_id in ["reallyfakesnapshotid", "pvc-1@none"] {
+        let delete = csi::DeleteSnapshotRequest {
+            snapshot_id: snapshot_id.into(),
+            ..Default::default()
+        };
+        controller.delete_snapshot(delete).await.expect(snapshot_id);
+    }
+    for group_snapshot_id in ["none", "No Handle"] {
+        let delete = csi::DeleteVolumeGroupSnapshotRequest {
+            group_snapshot_id: group_snapshot_id.into(),
+            ..Default::default()
+        };
+        group
+            .delete_volume_group_snapshot(delete)
+            .await
+            .expect(group_snapshot_id);
+    }
+    let nothing = csi::DeleteSnapshotRequest::default();
+    assert_eq!(
+        code(controller.delete_snapshot(nothing).await),
+        Code::InvalidArgument
+    );
+}
+
+#[tokio::test]
 async fn rule_10_the_answer_comes_before_the_clients_deadline_and_the_trace_tells() {
     let served = served().await;
     let mut controller = ControllerClient::new(served.channel.clone());
@@ -222,7 +377,7 @@ async fn rule_10_the_answer_comes_before_the_clients_deadline_and_the_trace_tell
         .into_inner()
         .operations;
     assert_eq!(operations[0].name, "CreateVolume");
-    assert_eq!(operations[0].steps[1].name, "volume.await-ready");
+    assert_eq!(operations[0].steps[2].name, "volume.await-ready");
     assert!(!operations[0].error.is_empty());
 }
 

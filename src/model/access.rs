@@ -58,6 +58,15 @@ impl AccessMode {
             .map(|(mode, _)| *mode)
     }
 
+    /// The same mode by its newest name: SINGLE_NODE_WRITER was what SINGLE_NODE_MULTI_WRITER is.
+    #[must_use]
+    pub fn canonical(self) -> Self {
+        match self {
+            Self::SingleNodeWriter => Self::SingleNodeMultiWriter,
+            other => other,
+        }
+    }
+
     /// Whether nobody may write.
     pub fn is_read_only(self) -> bool {
         matches!(self, Self::SingleNodeReaderOnly | Self::MultiNodeReaderOnly)

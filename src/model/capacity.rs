@@ -57,8 +57,6 @@ impl Range {
 /// The bytes of a new zvol: a multiple of `block`, inside the range, and room enough for the filesystem,
 /// where it gets one.
 pub fn of_zvol(range: Range, block: u64, fs_type: Option<FsType>) -> Result<u64, Error> {
-    let (least, most) = fs_type.map_or((block, RAW_MOST), bounds);
-    let named = fs_type.map_or("a raw device", FsType::as_str);
     let size = if range.required == 0 {
         let wanted = if range.limit == 0 {
             DEFAULT
@@ -67,30 +65,102 @@ pub fn of_zvol(range: Range, block: u64, fs_type: Option<FsType>) -> Result<u64,
         };
         wanted - wanted % block
     } else {
-        let rounded = range
-            .required
-            .checked_next_multiple_of(block)
-            .filter(|size| *size <= most);
-        rounded.ok_or_else(|| {
-            Error::OutOfRange(format!(
-                "required_bytes {} is more than {named} can hold: {most} at most",
-                range.required
-            ))
-        })?
+        rounded(range, block, fs_type)?
     };
-    if range.limit != 0 && size > range.limit {
-        return Err(Error::OutOfRange(format!(
-            "no multiple of volBlockSize {block} lies between required_bytes {} and limit_bytes {}: the next is {size}",
-            range.required, range.limit
-        )));
-    }
+    below_limit(range, block, size)?;
+    let least = least(block, fs_type);
     if size < least {
         return Err(Error::OutOfRange(format!(
-            "{size} bytes are too few for {named}: {least} at least ({} MiB)",
+            "{size} bytes are too few for {}: {least} at least ({} MiB)",
+            name(fs_type),
             least >> 20
         )));
     }
     Ok(size)
+}
+
+/// The bytes of a zvol that is made from a source of `source` bytes: never less than those.
+pub fn of_copy(
+    range: Range,
+    block: u64,
+    fs_type: Option<FsType>,
+    source: u64,
+) -> Result<u64, Error> {
+    let size = match range.required {
+        0 => source,
+        _ => rounded(range, block, fs_type)?,
+    };
+    if size < source || (range.limit != 0 && range.limit < source) {
+        return Err(Error::OutOfRange(format!(
+            "the source has {source} bytes, and a volume that is made from it has no less: required_bytes is {}, \
+             limit_bytes {}",
+            range.required, range.limit
+        )));
+    }
+    below_limit(range, block, size)?;
+    Ok(size)
+}
+
+/// The bytes that a zvol of `now` bytes is to have: never less than it has.
+pub fn grown(range: Range, block: u64, fs_type: Option<FsType>, now: u64) -> Result<u64, Error> {
+    if range == Range::default() {
+        return Err(Error::Invalid(
+            "required_bytes is missing: say how large the volume is to be".to_owned(),
+        ));
+    }
+    if range.limit != 0 && range.limit < now {
+        return Err(Error::OutOfRange(format!(
+            "the volume has {now} bytes, more than limit_bytes {}: it never shrinks",
+            range.limit
+        )));
+    }
+    if range.required <= now {
+        return Ok(now);
+    }
+    let size = rounded(range, block, fs_type)?;
+    below_limit(range, block, size)?;
+    Ok(size)
+}
+
+/// The least bytes of a zvol with this filesystem, or without one: a multiple of `block`.
+pub fn least(block: u64, fs_type: Option<FsType>) -> u64 {
+    let least = fs_type.map_or(block, |fs_type| bounds(fs_type).0);
+    least.next_multiple_of(block)
+}
+
+/// The most bytes of a zvol with this filesystem, or without one.
+pub fn most(fs_type: Option<FsType>) -> u64 {
+    fs_type.map_or(RAW_MOST, |fs_type| bounds(fs_type).1)
+}
+
+/// What is required, rounded up to the block.
+fn rounded(range: Range, block: u64, fs_type: Option<FsType>) -> Result<u64, Error> {
+    let most = most(fs_type);
+    let rounded = range
+        .required
+        .checked_next_multiple_of(block)
+        .filter(|size| *size <= most);
+    rounded.ok_or_else(|| {
+        Error::OutOfRange(format!(
+            "required_bytes {} is more than {} can hold: {most} at most",
+            range.required,
+            name(fs_type)
+        ))
+    })
+}
+
+fn below_limit(range: Range, block: u64, size: u64) -> Result<(), Error> {
+    if range.limit == 0 || size <= range.limit {
+        return Ok(());
+    }
+    Err(Error::OutOfRange(format!(
+        "no multiple of volBlockSize {block} lies between required_bytes {} and limit_bytes {}: the next is {size}",
+        range.required, range.limit
+    )))
+}
+
+fn name(fs_type: Option<FsType>) -> &'static str {
+    fs_type.map_or("a raw device", FsType::as_str)
 }
 
 /// The least and the most bytes that a filesystem is made on. Least: what xfsprogs insists on, and
@@ -99,7 +169,7 @@ pub fn of_zvol(range: Range, block: u64, fs_type: Option<FsType>) -> Result<u64,
 fn bounds(fs_type: FsType) -> (u64, u64) {
     match fs_type {
         FsType::Ext4 => (16 << 20, 1 << 60),
-        FsType::Xfs => (300 << 20, i64::MAX.unsigned_abs()),
+        FsType::Xfs => (300 << 20, RAW_MOST),
     }
 }
 
@@ -165,6 +235,63 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn rule_07_a_raw_device_needs_one_block() {
+        let raw = |required, limit| of_zvol(Range { required, limit }, BLOCK, None);
+        assert_eq!(raw(1, 0), Ok(BLOCK));
+        assert_eq!(raw(0, 4 * BLOCK), Ok(4 * BLOCK));
+        assert!(
+            matches!(raw(0, 5), Err(Error::OutOfRange(_))),
+            "no block fits"
+        );
+        assert_eq!(least(128 << 10, None), 128 << 10);
+        assert_eq!(least(128 << 10, Some(FsType::Ext4)), 16 << 20);
+    }
+
+    #[test]
+    fn rule_07_a_copy_is_as_large_as_its_source_at_least() {
+        let source = (1 << 30) + BLOCK;
+        let copy =
+            |required, limit| of_copy(Range { required, limit }, BLOCK, Some(FsType::Ext4), source);
+        assert_eq!(copy(0, 0), Ok(source));
+        assert_eq!(
+            copy((1 << 30) + 1, 0),
+            Ok(source),
+            "the same request as the source's"
+        );
+        assert_eq!(copy(2 << 30, 0), Ok(2 << 30));
+        for (required, limit) in [
+            (1 << 30, 0),
+            (0, 1 << 30),
+            (1, 1 << 30),
+            ((2 << 30) + 1, (2 << 30) + 2),
+        ] {
+            assert!(
+                matches!(copy(required, limit), Err(Error::OutOfRange(_))),
+                "{required} {limit}"
+            );
+        }
+    }
+
+    #[test]
+    fn rule_07_a_volume_grows_to_the_block_and_never_shrinks() {
+        let now = 1 << 30;
+        let grown =
+            |required, limit| grown(Range { required, limit }, BLOCK, Some(FsType::Ext4), now);
+        assert_eq!(grown(now + 1, 0), Ok(now + BLOCK));
+        assert_eq!(grown(now + 1, now + BLOCK), Ok(now + BLOCK));
+        for same in [(now, 0), (1, 0), (0, now), (0, now + 5)] {
+            assert_eq!(grown(same.0, same.1), Ok(now), "{same:?}");
+        }
+        for (required, limit) in [(now + 1, now + 2), (0, now - 1), (1, 5), (u64::MAX, 0)] {
+            assert!(
+                matches!(grown(required, limit), Err(Error::OutOfRange(_))),
+                "{required} {limit}"
+            );
+        }
+        assert!(matches!(grown(0, 0), Err(Error::Invalid(why)) if why.contains("required_bytes")));
     }
 
     #[test]

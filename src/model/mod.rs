@@ -6,6 +6,7 @@ pub mod capacity;
 pub mod names;
 pub mod object;
 pub mod parameters;
+pub mod placement;
 pub mod publish;
 pub mod snapshot;
 pub mod storage_node;

@@ -185,6 +185,8 @@ pub struct Parameters {
     pub block: Option<u64>,
     /// What can be changed later.
     pub tuning: Tuning,
+    /// Which of that the parameters say.
+    pub said: Changes,
     /// What DeleteVolume does.
     pub deletion_policy: DeletionPolicy,
     /// The claim that the volume is for.
@@ -225,6 +227,16 @@ impl Changes {
             primarycache: values.one(PRIMARYCACHE, one_of(&["all", "metadata", "none"]))?,
             provisioning: None,
         })
+    }
+
+    /// Whether nothing is changed.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether a volume with this tuning needs no change.
+    pub fn hold_for(&self, tuning: &Tuning) -> bool {
+        self.clone().apply(tuning) == *tuning
     }
 
     /// The tuning with these changes.
@@ -312,15 +324,16 @@ impl Parameters {
             "thick" => Some(Provisioning::Thick),
             _ => None,
         })?;
-        let tuning = Tuning {
-            provisioning: provisioning.unwrap_or_default(),
-            ..Tuning::default()
+        let said = Changes {
+            provisioning,
+            ..Changes::any_time(&given)?
         };
         Ok(Self {
             pools,
             fs_type: given.either(FS_TYPE, K8S_FS_TYPE, FsType::parse)?,
             block: given.either(BLOCK_SIZE, BLOCK_SIZE_ALIAS, block_size)?,
-            tuning: Changes::any_time(&given)?.apply(&tuning),
+            tuning: said.clone().apply(&Tuning::default()),
+            said,
             deletion_policy: given
                 .one(RECLAIM_POLICY, |text| match text {
                     "Delete" => Some(DeletionPolicy::Delete),
@@ -575,6 +588,9 @@ mod tests {
             after(REFRESERVATION, "auto").provisioning,
             Provisioning::Thick
         );
+        let lz4 = Changes::parse(&map(COMPRESSION, "lz4")).unwrap();
+        assert!(lz4.hold_for(&before) && !lz4.hold_for(&Tuning::default()));
+        assert!(!lz4.is_empty() && Changes::parse(&HashMap::new()).unwrap().is_empty());
         for (key, value) in [
             (POOL, "tank"),
             (PROVISIONING, "thick"),

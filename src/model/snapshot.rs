@@ -4,12 +4,16 @@
 //! volume, or of several in one pool. The CSI handle of a member is `<volume>@<object>`; it stays when
 //! promotion moves the snapshot to another dataset, for the agent follows its GUID.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::names::is_handle;
 use super::object::{Condition, Metadata, Object};
+use super::parameters::{BadParameter, MAP_MAX};
 use super::volume::{FsType, VolumeMode};
+use super::{shown, values};
 
 /// Keeps a Snapshot from vanishing before its agent has destroyed what it stands for.
 pub const FINALIZER: &str = "zfs.csi.randomvariable.co.uk/snapshot-protect";
@@ -153,6 +157,45 @@ impl Snapshot {
     }
 }
 
+/// What the snapshotter adds to a request when it is told to (`--extra-create-metadata`): names, which are
+/// not used. A snapshot of zvolt has no parameters of its own.
+const NAMES_FROM_KUBERNETES: [&str; 6] = [
+    "csi.storage.k8s.io/volumesnapshot/name",
+    "csi.storage.k8s.io/volumesnapshot/namespace",
+    "csi.storage.k8s.io/volumesnapshotcontent/name",
+    "csi.storage.k8s.io/volumegroupsnapshot/name",
+    "csi.storage.k8s.io/volumegroupsnapshot/namespace",
+    "csi.storage.k8s.io/volumegroupsnapshotcontent/name",
+];
+
+/// Checks the parameters of a snapshot, or of a group of them. What is not known is refused by its name.
+pub fn check_parameters(map: &HashMap<String, String>) -> Result<(), BadParameter> {
+    let bytes: usize = map.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > MAP_MAX {
+        return Err(BadParameter {
+            key: "map".to_owned(),
+            problem: format!("all together are longer than {MAP_MAX} bytes"),
+        });
+    }
+    let mut keys: Vec<_> = map.keys().collect();
+    keys.sort();
+    for key in keys {
+        if !NAMES_FROM_KUBERNETES.contains(&key.as_str()) {
+            return Err(BadParameter {
+                key: shown(key),
+                problem: "is not known: a snapshot has no parameters".to_owned(),
+            });
+        }
+        if values::name(&map[key]).is_none() {
+            return Err(BadParameter {
+                key: key.clone(),
+                problem: format!("is {}: the name of an object", shown(&map[key])),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// The volume and the object of a CSI snapshot handle; `None` for what is no handle of ours.
 pub fn parse_id(id: &str) -> Option<(&str, &str)> {
     id.split_once('@')
@@ -193,6 +236,24 @@ impl Object for Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_snapshotters_own_parameters_are_taken() {
+        let map = |key: &str, value: &str| HashMap::from([(key.to_owned(), value.to_owned())]);
+        for key in NAMES_FROM_KUBERNETES {
+            check_parameters(&map(key, "snapcontent-1.x")).expect(key);
+            for bad in ["", "../x", "A", "a\n"] {
+                assert_eq!(check_parameters(&map(key, bad)).unwrap_err().key, key);
+            }
+        }
+        for key in ["pool", "csi.storage.k8s.io/pv/name", "a\nb"] {
+            let error = check_parameters(&map(key, "x")).unwrap_err();
+            assert_eq!(error.key, shown(key));
+        }
+        let long = map(NAMES_FROM_KUBERNETES[0], &"a".repeat(MAP_MAX));
+        assert!(check_parameters(&long).is_err());
+        check_parameters(&HashMap::new()).expect("none is fine");
+    }
 
     #[test]
     fn a_handle_of_ours_has_a_volume_and_an_object() {

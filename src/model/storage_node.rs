@@ -58,9 +58,20 @@ pub struct PoolStatus {
 impl PoolStatus {
     /// The largest zvol of this block size that can be filled, in bytes, a multiple of `block`.
     pub fn room(&self, block: u64) -> u64 {
+        self.filled_by(self.available, block)
+    }
+
+    /// All of it, in bytes: what is in use and what is left.
+    pub fn whole(&self) -> u64 {
+        self.available.saturating_add(self.used)
+    }
+
+    /// The largest zvol of this block size that `space` bytes of the pool can hold, in bytes, a multiple of
+    /// `block`.
+    pub fn filled_by(&self, space: u64, block: u64) -> u64 {
         const GIB: u128 = 1 << 30;
         let cost = self.cost_of_gib.get(&block).copied().unwrap_or(1 << 30);
-        let bytes = u128::from(self.available) * GIB / u128::from(cost.max(1));
+        let bytes = u128::from(space) * GIB / u128::from(cost.max(1));
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         bytes - bytes % block.max(1)
     }

@@ -169,6 +169,10 @@ pub struct VolumeSpec {
     /// `compression`, and what was added to the seed's fields: all that can be changed later.
     #[serde(flatten)]
     pub tuning: Tuning,
+    /// What `tuning` was before the change that is under way: it goes back there when ZFS refuses that (added
+    /// to the seed's fields).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuning_before: Option<Tuning>,
     /// Options of mkfs, one word each, checked against a list (added to the seed's fields).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mkfs_options: Vec<String>,
@@ -397,6 +401,12 @@ impl Volume {
     /// Deletion has been asked for.
     pub fn is_deleting(&self) -> bool {
         Object::is_deleting(self)
+    }
+
+    /// What the agent says of the newest change of `spec`, when it is not in ZFS.
+    pub fn refusal(&self) -> Option<&Condition> {
+        self.condition("Applied")
+            .filter(|c| c.status == "False" && c.observed_generation >= self.metadata.generation)
     }
 
     /// The condition of this kind.

@@ -1,6 +1,6 @@
 //! Time as the API writes it.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Now, as RFC 3339 in UTC, to the second.
 pub fn now() -> String {
@@ -21,6 +21,31 @@ pub fn rfc3339(moment: SystemTime) -> String {
         second / 60 % 60,
         second % 60
     )
+}
+
+/// Seconds since the Unix epoch of what [`rfc3339`] has written; `None` for anything else.
+pub fn seconds(text: &str) -> Option<i64> {
+    if text.len() != "1970-01-01T00:00:00Z".len() {
+        return None;
+    }
+    let (date, clock) = text.strip_suffix('Z')?.split_once('T')?;
+    let three = |text: &str, between: char| {
+        let mut numbers = text.split(between).map(|n| n.parse::<i64>().ok());
+        let found = [numbers.next()??, numbers.next()??, numbers.next()??];
+        numbers.next().is_none().then_some(found)
+    };
+    let ([year, month, day], [hour, minute, second]) = (three(date, '-')?, three(clock, ':')?);
+    let seconds = days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second;
+    let back = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).ok()?);
+    (rfc3339(back) == text).then_some(seconds)
+}
+
+/// Days from 1970-01-01 to a date: [`civil`] the other way round.
+fn days(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let from_march = (month + 9) % 12;
+    let of_year = (153 * from_march + 2) / 5 + day - 1;
+    year * 365 + year / 4 - year / 100 + year / 400 + of_year - 719_468
 }
 
 /// Year, month and day of a count of days since 1970-01-01. Years begin in March here, so that the
@@ -44,8 +69,6 @@ fn civil(days: u64) -> (u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -59,6 +82,19 @@ mod tests {
             (4_107_542_400, "2100-03-01T00:00:00Z"),
         ] {
             assert_eq!(rfc3339(UNIX_EPOCH + Duration::from_secs(seconds)), text);
+            assert_eq!(super::seconds(text), i64::try_from(seconds).ok());
+        }
+        for bad in [
+            "",
+            "Z",
+            "2026-02-30T00:00:00Z",
+            "2026-01-01T00:00:60Z",
+            "2026-01-01",
+            "2026-01-01T00:00:00+01:00",
+            "99999999999-01-01T00:00:00Z",
+            "9223372036854775807-01-01T00:00:00Z",
+        ] {
+            assert_eq!(super::seconds(bad), None, "{bad:?}");
         }
     }
 }

@@ -331,6 +331,28 @@ fn rule_01_a_device_in_use_is_not_formatted() {
     assert_eq!(filesystem(device.probe()).uuid, uuid);
 }
 
+/// What `debugfs` does to the superblock is what the kernel does when it meets an error.
+#[test]
+fn a_filesystem_with_the_error_flag_is_repaired_and_keeps_its_identity() {
+    let _alone = alone();
+    let device = Loop::new(64 * MIB);
+    let uuid = Uuid::new_v4();
+    format::make(FsKind::Ext4, &device.device, uuid).unwrap();
+    must(
+        "debugfs",
+        &["-w", "-R", "set_super_value state 2", device.name()],
+    );
+    assert!(filesystem(device.probe()).has_errors);
+    format::repair_ext4(&device.device).unwrap();
+    let mended = filesystem(device.probe());
+    assert!(!mended.has_errors && mended.uuid == uuid);
+    let error = format::repair_ext4(Path::new("/dev/null")).unwrap_err();
+    assert!(
+        matches!(&error, format::Error::Program { name: "e2fsck", said, .. } if !said.is_empty()),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_device_too_small_is_an_error_in_words() {
     let _alone = alone();
@@ -339,7 +361,7 @@ fn a_device_too_small_is_an_error_in_words() {
     assert!(matches!(ext4, format::Error::Ext2 { .. }), "{ext4}");
     let xfs = format::make(FsKind::Xfs, &device.device, Uuid::new_v4()).unwrap_err();
     assert!(
-        matches!(&xfs, format::Error::Xfs { stderr, .. } if !stderr.is_empty()),
+        matches!(&xfs, format::Error::Program { said, .. } if !said.is_empty()),
         "{xfs}"
     );
     assert!(!matches!(device.probe(), Content::Filesystem(_)));

@@ -1,13 +1,16 @@
-//! Making filesystems: ext4 in process by libext2fs, XFS by `mkfs.xfs`; growing both by ioctl.
+//! Making filesystems: ext4 in process by libext2fs, XFS by `mkfs.xfs`; growing both by ioctl; repairing
+//! ext4 by `e2fsck`.
 //!
 //! Only the agent formats, and only a zvol that it has just created and that was never mounted
 //! (design rule 1). Before the first write of a mkfs comes a mark with the UUID, on stable storage, that its
 //! last write replaces: what a crash in the middle leaves is known by [`probe::unfinished`], and the
 //! next [`make`] starts over.
 
+mod child;
 mod ext4;
 mod ffi;
 mod ioctl;
+mod repair;
 mod xfs;
 
 use std::fs::{File, OpenOptions};
@@ -22,6 +25,8 @@ use uuid::Uuid;
 
 use crate::error::SysError;
 use crate::probe::{self, Content, FsKind};
+
+pub use repair::repair_ext4;
 
 /// Why a filesystem could not be made or grown.
 #[derive(Debug, thiserror::Error)]
@@ -49,15 +54,17 @@ pub enum Error {
         /// What `error_message` says of it.
         message: String,
     },
-    /// `mkfs.xfs` ended with a failure.
-    #[error("mkfs.xfs {device}: {status}: {stderr}")]
-    Xfs {
+    /// A program ended with a failure.
+    #[error("{name} {device}: {status}: {said}")]
+    Program {
+        /// Its name.
+        name: &'static str,
         /// Device.
         device: String,
         /// Exit status in words.
         status: String,
-        /// The end of what it wrote to standard error.
-        stderr: String,
+        /// The end of what it wrote.
+        said: String,
     },
 }
 

@@ -65,6 +65,49 @@ pub(super) fn created(call: &'static str, dataset: &str, names: &str, code: c_in
     }
 }
 
+/// Whether the kernel may have made the dataset, and then failed to set a property.
+pub(super) fn is_of_a_property(code: c_int) -> bool {
+    matches!(
+        code,
+        libc::EDOM
+            | libc::ENOTSUP
+            | libc::EINVAL
+            | libc::ERANGE
+            | libc::E2BIG
+            | libc::ENOSPC
+            | libc::EDQUOT
+            | zfs_errno::BADPROP
+    )
+}
+
+/// The same error, of a clone that was made all the same and could not be taken back.
+pub(super) fn left(error: Error, code: c_int) -> Error {
+    let and_left = |detail: String| {
+        format!(
+            "{detail}; it was made without what failed, and could not be destroyed again: {}",
+            number(code)
+        )
+    };
+    match error {
+        Error::NoSpace { name, detail } => Error::NoSpace {
+            name,
+            detail: and_left(detail),
+        },
+        Error::BadProperty {
+            name,
+            property,
+            value,
+            detail,
+        } => Error::BadProperty {
+            name,
+            property,
+            value,
+            detail: and_left(detail),
+        },
+        other => other,
+    }
+}
+
 /// `lzc_destroy` failed, and the dataset is there and not in use.
 pub(super) fn destroyed(dataset: &str, code: c_int) -> Error {
     match code {
@@ -372,6 +415,17 @@ mod tests {
         ));
         assert!(text(zfs_errno::BADPROP).contains("ZFS error 1044"));
         assert!(text(libc::EAGAIN).contains("zpool clear"));
+    }
+
+    #[test]
+    fn rule_07_what_a_failed_clone_leaves_is_told() {
+        for code in (1..1100).filter(|&code| is_of_a_property(code)) {
+            let error = left(created("lzc_clone", "t/c", "volsize", code), libc::EBUSY);
+            assert!(
+                error.to_string().ends_with("destroyed again: EBUSY"),
+                "{code}: {error}"
+            );
+        }
     }
 
     #[test]

@@ -104,6 +104,15 @@ impl Zfs {
 
     /// One snapshot. [`Error::NotFound`] when it is gone.
     pub fn snapshot_info(&self, snapshot: &str) -> Result<Snapshot, Error> {
+        self.of_snapshot(snapshot, read)
+    }
+
+    /// What `read` finds in an open snapshot.
+    pub(super) fn of_snapshot<T: Send + 'static>(
+        &self,
+        snapshot: &str,
+        read: fn(&Dataset<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let name = name::snapshot(snapshot)?;
         let (own, open_name) = (snapshot.to_owned(), name.clone());
         let found = self.worker.ask(move |handle| {

@@ -1,14 +1,13 @@
-//! DeleteVolume.
+//! DeleteVolume. What has snapshots or clones is deleted as well: the agent keeps their data.
 
 use std::time::Instant;
 
 use super::Controller;
-use super::follow::{until, within};
-use super::publish::holders;
+use super::follow::{gone, within};
+use super::holders::holders;
 use crate::csi::status::{Kind, Refusal};
-use crate::model::volume::Volume;
 use crate::ops::Timeline;
-use crate::store::{self, Objects, Store, Watch};
+use crate::store::{Objects, Store};
 
 impl<S: Store> Controller<S> {
     /// Deletes the volume and waits until it is gone; fine when it is gone already.
@@ -25,11 +24,13 @@ impl<S: Store> Controller<S> {
         handle: &str,
         deadline: Instant,
     ) -> Result<(), Refusal> {
-        let mut watch = self.store.volumes().watch(Some(handle));
-        let Some(volume) = within(deadline, self.store.volumes().get(handle)).await? else {
+        let volumes = self.store.volumes();
+        let mut watch = volumes.watch(Some(handle));
+        let Some(volume) = within(deadline, volumes.get(handle)).await? else {
             return Ok(());
         };
-        if let Some(node) = holders(&volume).next().filter(|_| !volume.is_deleting()) {
+        let holder = holders(&volume).into_iter().next();
+        if let Some(node) = holder.filter(|_| !volume.is_deleting()) {
             return Err(Refusal::new(
                 Kind::FailedPrecondition,
                 format!(
@@ -38,35 +39,7 @@ impl<S: Store> Controller<S> {
             ));
         }
         timeline
-            .wait("volume.delete", self.gone(&mut watch, volume, deadline))
+            .wait("volume.delete", gone(volumes, &mut watch, volume, deadline))
             .await
-    }
-
-    /// Asks for the deletion and waits until the agent has done it.
-    pub(super) async fn gone(
-        &self,
-        watch: &mut Watch<Volume>,
-        volume: Volume,
-        deadline: Instant,
-    ) -> Result<(), Refusal> {
-        let asked = async {
-            match self.store.volumes().delete(&volume.metadata.name).await {
-                Err(store::Error::NotFound(..)) => Ok(()),
-                asked => asked,
-            }
-        };
-        within(deadline, asked).await?;
-        let uid = volume.metadata.uid.clone();
-        until(
-            watch,
-            Some(volume),
-            deadline,
-            "is not gone",
-            |volume| match volume {
-                Some(volume) if volume.metadata.uid == uid => None,
-                _ => Some(Ok(())),
-            },
-        )
-        .await
     }
 }

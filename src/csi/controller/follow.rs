@@ -7,8 +7,39 @@ use std::time::Instant;
 use tokio::time::timeout_at;
 
 use crate::csi::status::{Kind, Refusal};
+use crate::model::object::Object;
+use crate::model::snapshot::Snapshot;
 use crate::model::volume::Volume;
-use crate::store::{self, Change, Watch};
+use crate::store::{self, Change, Objects, Watch};
+
+/// What an agent makes true.
+pub(super) trait Followed: Object {
+    /// The storage host whose agent does it.
+    fn owner(&self) -> &str;
+    /// What that agent says is wrong.
+    fn said(&self) -> Option<&str>;
+}
+
+impl Followed for Volume {
+    fn owner(&self) -> &str {
+        &self.spec.owner_node
+    }
+
+    fn said(&self) -> Option<&str> {
+        let refusal = self.refusal().map(|c| c.message.as_str());
+        self.trouble().or(refusal)
+    }
+}
+
+impl Followed for Snapshot {
+    fn owner(&self) -> &str {
+        &self.spec.owner_node
+    }
+
+    fn said(&self) -> Option<&str> {
+        self.trouble().map(|(_, message)| message)
+    }
+}
 
 /// One call of the store, ended by the deadline.
 pub(super) async fn within<T>(
@@ -24,15 +55,15 @@ pub(super) async fn within<T>(
     }
 }
 
-/// Waits until `judge` has an opinion of the volume's newest state; `None` is a volume that is gone.
+/// Waits until `judge` has an opinion of the object's newest state; `None` is an object that is gone.
 /// `what` ends the sentence "volume x … in time" when the deadline comes first.
-pub(super) async fn until<T>(
-    watch: &mut Watch<Volume>,
-    now: Option<Volume>,
+pub(super) async fn until<T: Followed, R>(
+    watch: &mut Watch<T>,
+    now: Option<T>,
     deadline: Instant,
     what: &str,
-    mut judge: impl FnMut(Option<&Volume>) -> Option<Result<T, Refusal>>,
-) -> Result<T, Refusal> {
+    mut judge: impl FnMut(Option<&T>) -> Option<Result<R, Refusal>>,
+) -> Result<R, Refusal> {
     let mut last = now.map(Arc::new);
     let waiting = async {
         loop {
@@ -40,7 +71,7 @@ pub(super) async fn until<T>(
                 return verdict;
             }
             match watch.next().await {
-                Some(Change::Put(volume)) => last = Some(volume),
+                Some(Change::Put(newest)) => last = Some(newest),
                 Some(Change::Gone(_)) => last = None,
                 None => {
                     return Err(Refusal::new(
@@ -55,23 +86,50 @@ pub(super) async fn until<T>(
     outcome.unwrap_or_else(|_| Err(late(last.as_deref(), what)))
 }
 
-fn late(volume: Option<&Volume>, what: &str) -> Refusal {
-    let Some(volume) = volume else {
+/// Asks for the object's deletion and waits until the agent has done it.
+pub(super) async fn gone<T: Followed>(
+    objects: &impl Objects<T>,
+    watch: &mut Watch<T>,
+    object: T,
+    deadline: Instant,
+) -> Result<(), Refusal> {
+    let asked = async {
+        match objects.delete(&object.metadata().name).await {
+            Err(store::Error::NotFound(..)) => Ok(()),
+            asked => asked,
+        }
+    };
+    within(deadline, asked).await?;
+    let uid = object.metadata().uid.clone();
+    until(
+        watch,
+        Some(object),
+        deadline,
+        "is not gone",
+        |object| match object {
+            Some(object) if object.metadata().uid == uid => None,
+            _ => Some(Ok(())),
+        },
+    )
+    .await
+}
+
+fn late<T: Followed>(object: Option<&T>, what: &str) -> Refusal {
+    let kind = T::KIND;
+    let Some(object) = object else {
         return Refusal::new(
             Kind::DeadlineExceeded,
-            format!("the volume {what} in time: try again"),
+            format!("the {kind} {what} in time: try again"),
         );
     };
-    let why = match volume.trouble() {
-        Some(trouble) => format!("its agent on {} says: {trouble}", volume.spec.owner_node),
-        None => format!(
-            "see whether the agent on {} is running, then try again",
-            volume.spec.owner_node
-        ),
+    let owner = object.owner();
+    let why = match object.said() {
+        Some(said) => format!("its agent on {owner} says: {said}"),
+        None => format!("see whether the agent on {owner} is running, then try again"),
     };
     Refusal::new(
         Kind::DeadlineExceeded,
-        format!("volume {} {what} in time; {why}", volume.metadata.name),
+        format!("{kind} {} {what} in time; {why}", object.metadata().name),
     )
 }
 
@@ -91,7 +149,7 @@ mod tests {
     async fn a_store_that_goes_away_ends_the_wait() {
         let (changes, from) = unbounded_channel();
         drop(changes);
-        let outcome = until(&mut Watch(from), None, soon(), "is", |_| {
+        let outcome = until(&mut Watch::<Volume>(from), None, soon(), "is", |_| {
             None::<Result<(), _>>
         })
         .await;

@@ -10,5 +10,8 @@ mod faults;
 mod fleet;
 mod input;
 mod lifecycle;
+mod model;
+mod outages;
 mod rules;
+mod scale;
 mod syscalls;

@@ -53,6 +53,13 @@ impl<'a> Member<'a> {
         Self { vm, arguments }
     }
 
+    /// The same, with volumes published to this node and itself only.
+    #[must_use]
+    pub fn admitting(mut self, node: &str) -> Self {
+        self.arguments.push_str(&format!(" --consumer {node}"));
+        self
+    }
+
     /// The machine.
     pub fn vm(&self) -> &'a Vm {
         self.vm
@@ -127,13 +134,13 @@ impl<'a> Member<'a> {
 /// What is left of volumes on a machine, one line each: nothing, when all was cleaned up.
 pub fn leftovers(vm: &Vm) -> Result<Vec<String>> {
     let script = format!(
-        "{{ zfs list -H -o name -r -t all tank 2>/dev/null | grep '^tank/csi/block/' | sed 's/^/dataset /'; \
+        "{{ zfs list -H -o name -r -t all tank 2>/dev/null | grep -E '^tank/csi/(block|deleted)/' | sed 's/^/dataset /'; \
          ls /sys/kernel/config/nvmet/subsystems 2>/dev/null | sed 's/^/subsystem /'; \
          ls /sys/kernel/config/nvmet/hosts 2>/dev/null | sed 's/^/host /'; \
          ls /sys/class/nvme 2>/dev/null | sed 's/^/controller /'; \
          grep -F ' {KUBELET}/' /proc/self/mountinfo | cut -d' ' -f5 | sed 's/^/mount /'; \
-         find {KUBELET}/pods -mindepth 1 -name mount 2>/dev/null | sed 's/^/target /'; \
-         ls {STORE}/volumes 2>/dev/null | sed 's/^/object /'; }} || true"
+         find {KUBELET}/pods -mindepth 1 \\( -name mount -o -type f \\) 2>/dev/null | sed 's/^/target /'; \
+         ls {STORE}/volumes {STORE}/snapshots 2>/dev/null | grep json | sed 's/^/object /'; }} || true"
     );
     Ok(vm.ok(&script)?.lines().map(str::to_owned).collect())
 }

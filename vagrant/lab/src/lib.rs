@@ -9,10 +9,12 @@
     reason = "the lab runs the host's tools and waits for machines; the driver's rules are not its own"
 )]
 
+mod cache;
 pub mod cleanup;
 pub mod control;
 pub mod demo;
 pub mod fleet;
+mod golang;
 pub mod host;
 pub mod hub;
 pub mod image;

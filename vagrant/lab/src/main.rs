@@ -257,7 +257,7 @@ fn list_tests(tier: Option<Tier>, format: Format) -> Result<ExitCode> {
     } else {
         for (tier, names) in &all {
             for name in names {
-                println!("{tier:<5} {name}");
+                println!("{tier:<6} {name}");
             }
         }
     }

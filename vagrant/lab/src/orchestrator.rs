@@ -139,21 +139,25 @@ impl Csi {
         }
     }
 
-    fn request<T>(&self, message: T) -> Request<T> {
+    /// A request with this socket's deadline.
+    pub fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.deadline);
         request
     }
 
-    fn controller(&self) -> ControllerClient<Channel> {
+    /// The Controller service, for calls that have no method here.
+    pub fn controller(&self) -> ControllerClient<Channel> {
         ControllerClient::new(self.channel.clone())
     }
 
-    fn node(&self) -> NodeClient<Channel> {
+    /// The Node service, for calls that have no method here.
+    pub fn node(&self) -> NodeClient<Channel> {
         NodeClient::new(self.channel.clone())
     }
 
-    fn call<T>(
+    /// Waits for a reply.
+    pub fn call<T>(
         &self,
         reply: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, Status> {

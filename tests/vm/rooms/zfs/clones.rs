@@ -171,6 +171,35 @@ fn a_clone_that_fails_says_why_and_leaves_nothing() {
     assert!(zfs.snapshot_info(&snapshot).unwrap().clones.is_empty());
 }
 
+/// The kernel does not take a clone back whose new device is open.
+#[test]
+fn rule_07_a_clone_that_fails_late_is_gone_or_told_of() {
+    let zfs = zfs();
+    let pool = TestPool::of(&["-o", "feature@zstd_compress=disabled"], 1, 256 * MIB);
+    let snapshot = origin(&zfs, &pool, "v");
+    let mut spec = spec(&pool, "c", &snapshot);
+    spec.properties.push(("compression".into(), "zstd".into()));
+    let error = zfs.clone_zvol(&spec).unwrap_err();
+    assert!(
+        matches!(&error, Error::BadProperty { detail, .. } if detail.contains("zpool upgrade")),
+        "{error}"
+    );
+    let is_told = error.to_string().contains("could not be destroyed again");
+    assert_eq!(zfs.exists(&spec.dataset).unwrap(), is_told, "{error}");
+    // One that was there is not taken for what is left.
+    retry(|| match zfs.destroy(&spec.dataset) {
+        Ok(()) | Err(Error::NotFound { .. }) => Some(()),
+        Err(_) => None,
+    });
+    let there = clone(&zfs, &pool, "c", &snapshot);
+    let error = zfs.clone_zvol(&spec).unwrap_err();
+    assert!(
+        matches!(&error, Error::Exists { name } if *name == there),
+        "{error}"
+    );
+    assert!(zfs.exists(&there).unwrap());
+}
+
 #[test]
 fn a_promotion_takes_the_origin_and_what_is_older() {
     let (zfs, pool) = (zfs(), TestPool::new());

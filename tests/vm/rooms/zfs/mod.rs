@@ -178,15 +178,21 @@ fn number(dataset: &str, property: &str) -> u64 {
     get(dataset, property).parse().unwrap()
 }
 
-/// Bytes that do not compress, always the same for a seed.
+/// Bytes that do not compress, always the same for a seed; no two blocks are the same.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
+    const BLOCK: usize = 65536;
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
+    let block: Vec<_> = (0..BLOCK / 8)
+        .flat_map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state.to_le_bytes()
+        })
+        .collect();
+    let mut bytes = block.repeat(length.div_ceil(BLOCK));
+    for (number, block) in bytes.chunks_exact_mut(4096).enumerate() {
+        block[..8].copy_from_slice(&(number as u64).to_le_bytes());
     }
     bytes.truncate(length);
     bytes

@@ -1,7 +1,7 @@
 //! Rust's test programs: runs them, reads what they print, and prints every test with its outcome.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
@@ -89,7 +89,29 @@ fn announced(line: &str) -> Option<usize> {
 }
 
 /// Runs a command that runs test programs.
-pub(super) fn run(mut command: Command, counts: &mut Counts) -> Result<()> {
+pub(super) fn run(command: Command, counts: &mut Counts) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let mut reader = Reader::default();
+    let status = follow(command, |line| {
+        if let Some(said) = reader.line(line) {
+            println!("{said}");
+        }
+    })?;
+    if let Some(said) = reader.abandon() {
+        println!("{said}");
+    }
+    counts.add(reader.counts);
+    let told = reader.counts.failed > 0 || reader.counts.not_run > 0;
+    ensure!(
+        status.success() || told,
+        "{program} ended with {status}, and no test told why"
+    );
+    Ok(())
+}
+
+/// Runs a command to its end, and gives each line that it prints as it comes. It does not outlive this
+/// program.
+pub(super) fn follow(mut command: Command, mut each: impl FnMut(&str)) -> Result<ExitStatus> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -99,26 +121,13 @@ pub(super) fn run(mut command: Command, counts: &mut Counts) -> Result<()> {
     let guard = cleanup::on_end(move || {
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
     });
-    let mut reader = Reader::default();
     let output = child.stdout.take().context("the command has no output")?;
     for line in BufReader::new(output).split(b'\n') {
-        if let Some(said) = reader.line(String::from_utf8_lossy(&line?).trim_end()) {
-            println!("{said}");
-        }
+        each(String::from_utf8_lossy(&line?).trim_end());
     }
     let status = child.wait()?;
     guard.disarm();
-    if let Some(said) = reader.abandon() {
-        println!("{said}");
-    }
-    counts.add(reader.counts);
-    let told = reader.counts.failed > 0 || reader.counts.not_run > 0;
-    ensure!(
-        status.success() || told,
-        "{} ended with {status}, and no test told why",
-        command.get_program().to_string_lossy()
-    );
-    Ok(())
+    Ok(status)
 }
 
 /// The names of the tests of a command that lists them tersely.

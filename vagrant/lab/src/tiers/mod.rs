@@ -1,9 +1,10 @@
 //! `cargo lab test`: the tiers of tests. Each names every test with its outcome as it goes, and ends
-//! with one line of passed, failed and not run. A tier that cannot run has failed.
+//! with one line of passed, failed, skipped and not run. A tier that cannot run has failed.
 
 mod build;
 mod libtest;
 mod lint;
+mod sanity;
 mod vm;
 
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::{demo, host, progress};
+use crate::{demo, host, machines, progress};
 
 /// A tier of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -28,6 +29,8 @@ pub enum Tier {
     Host,
     /// Kernel rooms and the driver on the lab's machines: ZFS, nvmet, reboots, cut cables
     Vm,
+    /// csi-sanity against the driver in a machine: ext4, XFS, raw block, each twice
+    Sanity,
 }
 
 impl fmt::Display for Tier {
@@ -37,6 +40,7 @@ impl fmt::Display for Tier {
             Self::Unit => "unit",
             Self::Host => "host",
             Self::Vm => "vm",
+            Self::Sanity => "sanity",
         })
     }
 }
@@ -50,6 +54,8 @@ pub struct Counts {
     pub failed: usize,
     /// Ignored, or their program ended before their turn.
     pub not_run: usize,
+    /// Optional by their specification, and named with the reason.
+    pub skipped: usize,
 }
 
 impl Counts {
@@ -57,10 +63,15 @@ impl Counts {
         self.passed += other.passed;
         self.failed += other.failed;
         self.not_run += other.not_run;
+        self.skipped += other.skipped;
     }
 
     fn total(self) -> usize {
-        self.passed + self.failed + self.not_run
+        self.passed + self.failed + self.not_run + self.skipped
+    }
+
+    fn is_worse_than(self, before: Self) -> bool {
+        self.failed + self.not_run > before.failed + before.not_run
     }
 }
 
@@ -71,7 +82,12 @@ pub fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<bool> {
         all.add(run_tier(tier, filter));
     }
     // A build that links against the tests' target folder may have said something; this line is alone.
-    println!("{} passed, {} failed", all.passed, all.failed + all.not_run);
+    println!(
+        "{} passed, {} failed, {} skipped",
+        all.passed,
+        all.failed + all.not_run,
+        all.skipped
+    );
     Ok(all.failed + all.not_run == 0)
 }
 
@@ -91,6 +107,7 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Counts {
         Tier::Unit => unit(filter, &mut counts),
         Tier::Host => on_host(filter, &mut counts),
         Tier::Vm => vm::run(filter, &mut counts),
+        Tier::Sanity => sanity::run(filter, &mut counts),
     };
     crate::cleanup::yield_to_signal();
     if let Err(error) = outcome {
@@ -108,8 +125,8 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Counts {
         progress::seconds(begin.elapsed())
     ));
     println!(
-        "{tier}: {} passed, {} failed, {} not run",
-        counts.passed, counts.failed, counts.not_run
+        "{tier}: {} passed, {} failed, {} skipped, {} not run",
+        counts.passed, counts.failed, counts.skipped, counts.not_run
     );
     counts
 }
@@ -118,7 +135,7 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Counts {
 /// own.
 pub fn demo() -> Result<demo::Report> {
     let driver = build::plain_driver()?;
-    vm::with_lab(|lab| {
+    vm::with_lab(&machines(1, 2), |lab| {
         progress::part("copying the driver to the machines", || {
             vm::install(&lab.vms().iter().collect::<Vec<_>>(), &driver, vm::DRIVER)
         })?;
@@ -145,6 +162,7 @@ pub fn list(tier: Option<Tier>) -> Result<BTreeMap<String, Vec<String>>> {
                 }
                 names
             }
+            Tier::Sanity => sanity::names()?,
         };
         all.insert(tier.to_string(), names);
     }

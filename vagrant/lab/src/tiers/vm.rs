@@ -8,6 +8,7 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 
 use super::{Counts, build, libtest, workspace};
+use crate::machine::Spec;
 use crate::{Lab, Started, Vm, machines, own_run_dir, progress};
 
 const ROOMS: &str = "/usr/local/bin/zvolt-rooms";
@@ -40,10 +41,10 @@ pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
     let [lab, rooms, tests] = PROGRAMS.map(|name| built(build::test(name)));
     let driver = tests.and_then(|tests| Some((built(build::driver())?, tests)));
     let programs = Programs { lab, rooms, driver };
-    with_lab(|lab| {
+    with_lab(&machines(1, 2), |lab| {
         let before = *counts;
         let outcome = in_lab(lab, filter, counts, &programs);
-        if outcome.is_err() || counts.failed + counts.not_run > before.failed + before.not_run {
+        if outcome.is_err() || counts.is_worse_than(before) {
             collect(lab);
         }
         outcome
@@ -51,7 +52,7 @@ pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
 }
 
 /// Does something with the lab that runs, or with one that is started for it and ends with it.
-pub(super) fn with_lab<T>(work: impl FnOnce(&Lab) -> Result<T>) -> Result<T> {
+pub(super) fn with_lab<T>(machines: &[Spec], work: impl FnOnce(&Lab) -> Result<T>) -> Result<T> {
     if let Ok(lab) = Lab::attach() {
         progress::note(format!(
             "using the lab that runs at {}",
@@ -59,7 +60,7 @@ pub(super) fn with_lab<T>(work: impl FnOnce(&Lab) -> Result<T>) -> Result<T> {
         ));
         return work(&lab);
     }
-    let started = Started::new(&own_run_dir(), &machines(1, 2))?;
+    let started = Started::new(&own_run_dir(), machines)?;
     work(started.lab())
 }
 
@@ -168,7 +169,7 @@ fn starts(vm: &Vm, program: &str) -> Result<()> {
 }
 
 /// Keeps the logs of every machine where the build's output is, and shows the end of the kernels'.
-fn collect(lab: &Lab) {
+pub(super) fn collect(lab: &Lab) {
     let dir = logs_dir();
     if let Err(error) = fs::create_dir_all(&dir) {
         progress::note(format!("no place for logs at {}: {error}", dir.display()));
