@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::libc;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 
 use crate::attr;
 use crate::error::SysError;
@@ -248,6 +249,62 @@ pub fn is_held(path: &Path) -> Result<bool, SysError> {
     }
 }
 
+/// The processes, other than this one, that have the device open, by `<proc>/<pid>/fd`, sorted. The device's number
+/// counts, whatever the node is called. Sees what the PID namespace of `proc` has; grows with all open files.
+/// A process that has only a mapping of it left is not seen.
+pub fn openers(proc: &Path, id: DevId) -> Result<Vec<u32>, SysError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(proc).map_err(|e| SysError::io("readdir", proc, &e))? {
+        let entry = entry.map_err(|e| SysError::io("readdir", proc, &e))?;
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        if pid != std::process::id() && has_open(&entry.path().join("fd"), id)? {
+            found.push(pid);
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Processes and descriptors that go meanwhile have nothing open; what cannot be looked at is an error.
+fn has_open(descriptors: &Path, id: DevId) -> Result<bool, SysError> {
+    let is_gone = |e: &std::io::Error| matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH));
+    let entries = match fs::read_dir(descriptors) {
+        Err(e) if is_gone(&e) => return Ok(false),
+        entries => entries.map_err(|e| SysError::io("readdir", descriptors, &e))?,
+    };
+    for entry in entries {
+        let path = match entry {
+            Err(e) if is_gone(&e) => return Ok(false),
+            entry => entry.map_err(|e| SysError::io("readdir", descriptors, &e))?,
+        }
+        .path();
+        // A file on a server that is dead must not hold this up.
+        let flags = AtFlags::STATX_DONT_SYNC;
+        let is_it = match statx(CWD, &path, flags, StatxFlags::TYPE) {
+            Ok(stat) => {
+                let kind = FileType::from_raw_mode(stat.stx_mode.into());
+                let (major, minor) = (stat.stx_rdev_major, stat.stx_rdev_minor);
+                kind == FileType::BlockDevice && DevId { major, minor } == id
+            }
+            Err(rustix::io::Errno::NOENT) => false,
+            Err(e) => {
+                let errno = Errno::from_raw(e.raw_os_error());
+                return Err(SysError::new("statx", path.display(), errno));
+            }
+        };
+        if is_it {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The block devices whose kernel name starts with `prefix` (`zd`), from `<sys>/block`, sorted.
 /// Grows with the number of devices: for start-up and repair only.
 pub fn list(sys: &Path, prefix: &str) -> Result<Vec<String>, SysError> {
@@ -368,6 +425,24 @@ mod tests {
         let root = sysfs();
         assert_eq!(list(root.path(), "zd").unwrap(), ["zd0", "zd16"]);
         assert!(list(root.path(), "nvme").unwrap().is_empty());
+    }
+
+    #[test]
+    fn openers_are_other_processes_with_this_very_device() {
+        let proc = tempfile::tempdir().unwrap();
+        let put = |pid: &str, target: &str| {
+            let dir = proc.path().join(pid).join("fd");
+            fs::create_dir_all(&dir).unwrap();
+            symlink(target, dir.join("3")).unwrap();
+        };
+        put("100", "/dev/null");
+        put("101", "/no/such/file");
+        put(&std::process::id().to_string(), "/dev/null");
+        fs::create_dir_all(proc.path().join("102")).unwrap();
+        fs::create_dir_all(proc.path().join("sys/fd")).unwrap();
+        let null = DevId { major: 1, minor: 3 };
+        // /dev/null has that number among the character devices.
+        assert!(openers(proc.path(), null).unwrap().is_empty());
     }
 
     #[test]

@@ -1,21 +1,24 @@
 //! The real kernel behind [`Host`].
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use zvolt_kernel::nvmet::{NamespaceSpec, ObservedSubsystem, PortSpec, Target};
-use zvolt_kernel::zfs::{self, Pool, Zfs, ZvolSpec};
+use zvolt_kernel::zfs::{self, Pool, Properties, Zfs, ZvolSpec};
+use zvolt_kernel::{SysError, block};
 
-use super::format;
-use super::observe::{Dataset, Failure, Host, Storage};
+use super::loopback::Loopback;
+use super::observe::{Dataset, Failure, Host, Reserved, Storage};
 use super::plan::NSID;
 use super::steps::{Act, Backing};
 use super::zvols::{self, Zvols};
+use super::{AgentConfig, Roots, format};
 use crate::model::names;
-use crate::model::volume::reason;
+use crate::model::volume::{Provisioning, VolumeMode, reason};
 
 /// How long a new zvol's device may take (C-5: a busy pool takes its time, and the next try waits again).
 const APPEAR: Duration = Duration::from_secs(20);
@@ -27,6 +30,7 @@ pub struct KernelHost {
     target: Target,
     zvols: Arc<Zvols>,
     ports: Vec<PortSpec>,
+    loopback: Loopback,
     /// Held while entries below `hosts/` come and go: one volume's last host may be another's new one.
     hosts: Mutex<()>,
     /// Pools by name whose containers exist, with the GUID that the pool had.
@@ -35,24 +39,21 @@ pub struct KernelHost {
 
 impl KernelHost {
     /// Loads ZFS and listens for uevents.
-    pub fn new(
-        sys: &Path,
-        dev: &Path,
-        nvmet: &Path,
-        ports: Vec<PortSpec>,
-    ) -> Result<Self, Failure> {
+    pub fn new(config: &AgentConfig) -> Result<Self, Failure> {
+        let Roots { sys, dev, nvmet } = &config.roots;
         Ok(Self {
             zvols: Zvols::start(sys, dev).map_err(Failure::kernel)?,
             zfs: Zfs::load().map_err(Failure::kernel)?,
             target: Target::at(nvmet),
-            ports,
+            ports: Self::ports(&config.portals, config.port_id_base),
+            loopback: Loopback::new(sys, dev, &config.node_name, config.loop_port()),
             hosts: Mutex::new(()),
             containers: Mutex::default(),
         })
     }
 
     /// The ports for these portals, numbered from `base`.
-    pub fn ports(portals: &[SocketAddr], base: u16) -> Vec<PortSpec> {
+    fn ports(portals: &[SocketAddr], base: u16) -> Vec<PortSpec> {
         (base..)
             .zip(portals)
             .map(|(id, address)| PortSpec {
@@ -70,11 +71,17 @@ impl KernelHost {
         }
     }
 
-    fn create(&self, spec: &ZvolSpec) -> Result<(), Failure> {
+    fn create(&self, spec: &ZvolSpec, provisioning: Provisioning) -> Result<(), Failure> {
         let pool = spec.dataset.split('/').next().unwrap_or_default();
         self.ensure_containers(pool)?;
+        let mut spec = spec.clone();
+        if provisioning == Provisioning::Thick {
+            let bytes = self.full(pool, spec.volsize, spec.volblocksize)?;
+            let reservation = ("refreservation".to_owned(), bytes.to_string());
+            spec.properties.push(reservation);
+        }
         self.zvols.expect(&spec.dataset);
-        match self.zfs.create_zvol(spec) {
+        match self.zfs.create_zvol(&spec) {
             // Whose it is, the next look tells.
             Ok(()) | Err(zfs::Error::Exists { .. }) => Ok(()),
             Err(error) => {
@@ -116,6 +123,69 @@ impl KernelHost {
         Ok(())
     }
 
+    /// `refreservation` of a thick zvol: what a full one takes in this pool (C-81).
+    fn full(&self, pool: &str, volsize: u64, block: u64) -> Result<u64, Failure> {
+        self.zfs
+            .reservation_for(pool, volsize, block)
+            .map_err(of_zfs)
+    }
+
+    fn dataset(&self, pool: &str, name: &str, properties: &Properties) -> Result<Dataset, Failure> {
+        let own = self.zfs.own_properties(name).map_err(of_zfs)?;
+        Dataset::from_properties(name, properties, own, |size, block| {
+            self.full(pool, size, block)
+        })
+    }
+
+    /// Sets a property of the dataset with this GUID, and reads it back (rule 9).
+    fn set(&self, name: &str, guid: u64, property: &str, value: &str) -> Result<(), Failure> {
+        let pool = name.split('/').next().unwrap_or_default();
+        let look = || {
+            let properties = self.zfs.properties(name).map_err(of_zfs)?;
+            let dataset = self.dataset(pool, name, &properties)?;
+            match dataset.guid == guid {
+                true => Ok(dataset),
+                false => Err(Failure::passing(
+                    reason::DATASET_FOREIGN,
+                    format!("{name} was replaced by another dataset: {property} is not set on it"),
+                )),
+            }
+        };
+        look()?;
+        match value {
+            "" => self.zfs.inherit_property(name, property),
+            _ => self.zfs.set_property(name, property, value),
+        }
+        .map_err(of_zfs)?;
+        let found = look()?;
+        match is_set(&found, property, value) {
+            true => Ok(()),
+            false => Err(Failure::passing(
+                reason::BAD_PROPERTY,
+                format!(
+                    "{name}: {property}={value:?} was set, but ZFS does not say so: see zfs get {property} {name}"
+                ),
+            )),
+        }
+    }
+
+    /// Tells the target of a new size, once the device has it.
+    fn revalidate(&self, nqn: &str, dataset: &str, bytes: u64) -> Result<(), Failure> {
+        let device = self.device(dataset)?;
+        let file =
+            File::open(&device).map_err(|e| Failure::kernel(SysError::io("open", &device, &e)))?;
+        let size = block::size_bytes(&file, &device).map_err(Failure::kernel)?;
+        if size != bytes {
+            return Err(Failure::kernel(format!(
+                "{} has {size} bytes, and volsize of {dataset} is {bytes}: the kernel log may say why",
+                device.display()
+            )));
+        }
+        self.target
+            .revalidate_size(nqn, NSID)
+            .map_err(Failure::kernel)
+    }
+
     fn device(&self, dataset: &str) -> Result<PathBuf, Failure> {
         self.zvols.device(dataset).ok_or_else(|| {
             Failure::kernel(format!(
@@ -153,6 +223,53 @@ impl KernelHost {
             self.target.link_port(nqn, *port).map_err(Failure::kernel)?;
         }
         Ok(())
+    }
+
+    fn close_loop(&self, nqn: &str) -> Result<(), Failure> {
+        let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        self.loopback.close(&self.target, nqn)
+    }
+
+    /// A switch that failed leaves nothing open.
+    fn or_close(&self, nqn: &str, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        if outcome.is_err()
+            && let Err(error) = self.close_loop(nqn)
+        {
+            tracing::warn!(nqn, %error, "the loop port stays open: the next try closes it");
+        }
+        outcome
+    }
+
+    /// Whether nobody on this host uses a zvol any more.
+    fn released(&self, dataset: &str, mode: VolumeMode) -> Result<(), Failure> {
+        // Without a device there is nothing to use.
+        let Some(device) = self.zvols.device(dataset) else {
+            return Ok(());
+        };
+        let busy = |why: String| {
+            Failure::passing(
+                reason::BUSY,
+                format!("{dataset} is still used on this host, its owner: {why}"),
+            )
+        };
+        let shown = device.display();
+        if block::is_held(&device).map_err(Failure::kernel)? {
+            return Err(busy(format!(
+                "{shown} is mounted or held: unpublish and unstage it, or unmount it (findmnt {shown}; ls                  /sys/block/*/holders)"
+            )));
+        }
+        if mode == VolumeMode::Filesystem {
+            return Ok(());
+        }
+        let id = block::dev_id(&device).map_err(Failure::kernel)?;
+        let openers = block::openers(Path::new(PROC), id).map_err(Failure::kernel)?;
+        match openers.first() {
+            None => Ok(()),
+            Some(first) => Err(busy(format!(
+                "process {first} has {shown} open, one of {}: stop the pod, and unpublish it (fuser -v {shown})",
+                openers.len()
+            ))),
+        }
     }
 
     /// A zvol says EIO for a full pool and for a quota that is reached: ZFS is asked which it is.
@@ -233,7 +350,7 @@ impl Host for KernelHost {
             });
         }
         let found = match self.zfs.properties(dataset) {
-            Ok(properties) => Some(Dataset::from_properties(dataset, &properties)?),
+            Ok(properties) => Some(self.dataset(&pool.name, dataset, &properties)?),
             Err(zfs::Error::NotFound { .. }) => {
                 // Rule 2: a pool that has just gone makes all its datasets missing.
                 if self.pool(&pool.name)?.as_ref().map(|p| p.guid) != Some(pool.guid) {
@@ -270,7 +387,18 @@ impl Host for KernelHost {
 
     fn act(&self, act: &Act, deadline: Instant) -> Result<(), Failure> {
         match act {
-            Act::Create(spec) => self.create(spec),
+            Act::Create { spec, provisioning } => self.create(spec, *provisioning),
+            Act::Set {
+                dataset,
+                guid,
+                property,
+                value,
+            } => self.set(dataset, *guid, property, value),
+            Act::Revalidate {
+                nqn,
+                dataset,
+                bytes,
+            } => self.revalidate(nqn, dataset, *bytes),
             Act::Appear { dataset } => self
                 .zvols
                 .appear(dataset, deadline.min(Instant::now() + APPEAR))
@@ -304,6 +432,24 @@ impl Host for KernelHost {
                     .map_err(Failure::kernel)
             }
             Act::DisallowHost { nqn, host } => self.disallow(nqn, host),
+            Act::Unlink { nqn, port } => self
+                .target
+                .unlink_port(nqn, *port)
+                .map(drop)
+                .map_err(Failure::kernel),
+            Act::LoopOpen { nqn } => {
+                let opened = {
+                    let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+                    self.loopback.open(&self.target, nqn)
+                };
+                self.or_close(nqn, opened)
+            }
+            Act::WriteProtect { nqn, state } => {
+                let switched = self.loopback.protect(nqn, *state, deadline);
+                self.or_close(nqn, switched)
+            }
+            Act::LoopClose { nqn } => self.close_loop(nqn),
+            Act::Released { dataset, mode } => self.released(dataset, *mode),
             Act::Cut { nqn, ports, drain } => self.cut(nqn, ports, drain.as_ref()),
             Act::Teardown { nqn, hosts } => self.teardown(nqn, hosts),
             Act::Destroy { dataset } => match self.zfs.destroy(dataset) {
@@ -313,6 +459,18 @@ impl Host for KernelHost {
         }
     }
 }
+
+/// Whether the dataset has what was set.
+fn is_set(dataset: &Dataset, property: &str, value: &str) -> bool {
+    match (property, value) {
+        ("volsize", _) => dataset.volsize.map(|size| size.to_string()).as_deref() == Some(value),
+        ("refreservation", "none") => dataset.reserved == Reserved::Nothing,
+        ("refreservation", _) => dataset.reserved == Reserved::All,
+        _ => dataset.own.get(property).map_or("", String::as_str) == value,
+    }
+}
+
+const PROC: &str = "/proc";
 
 /// The least room that a filesystem's first writes need, in bytes.
 const ROOM_TO_FORMAT: u64 = 1 << 20;

@@ -6,6 +6,7 @@
 
 mod format;
 mod host;
+mod loopback;
 mod observe;
 mod plan;
 mod reconcile;
@@ -34,7 +35,7 @@ use crate::store::{self, Change, Objects, Store, Watch};
 use host::KernelHost;
 use observe::{Failure, Host};
 use plan::Site;
-use reconcile::{Begin, Outcome, Reconciler};
+use reconcile::{Begin, Outcome, Prepared, Reconciler};
 use slot::{Next, Slot};
 
 /// How long a stop waits for the reconciles that run.
@@ -76,6 +77,14 @@ pub struct AgentConfig {
     pub parallel: usize,
 }
 
+impl AgentConfig {
+    /// The port, by number, through which the agent connects to its own target: the one after the portals'.
+    fn loop_port(&self) -> u16 {
+        let portals = u16::try_from(self.portals.len()).unwrap_or(u16::MAX);
+        self.port_id_base.saturating_add(portals)
+    }
+}
+
 /// Why the agent does not run, or no longer.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -108,13 +117,7 @@ pub struct Agent<S, H = KernelHost> {
 impl<S: Store> Agent<S> {
     /// Loads ZFS and listens for uevents. Blocks for some milliseconds.
     pub fn new(config: AgentConfig, store: Arc<S>, journal: Journal) -> Result<Self, Error> {
-        let ports = KernelHost::ports(&config.portals, config.port_id_base);
-        let host = KernelHost::new(
-            &config.roots.sys,
-            &config.roots.dev,
-            &config.roots.nvmet,
-            ports,
-        )?;
+        let host = KernelHost::new(&config)?;
         Self::on(host, config, store, journal)
     }
 }
@@ -126,8 +129,7 @@ impl<S: Store, H: Host> Agent<S, H> {
                 "the agent needs at least one portal (address:port) to listen on",
             ));
         }
-        let last = config.portals.len() - 1;
-        if u16::try_from(last)
+        if u16::try_from(config.portals.len())
             .ok()
             .and_then(|n| config.port_id_base.checked_add(n))
             .is_none()
@@ -159,6 +161,7 @@ impl<S: Store, H: Host> Agent<S, H> {
                 node: self.config.node_name.clone(),
                 ports: (self.config.port_id_base..).take(portals.len()).collect(),
                 portal: portals.first().map(ToString::to_string).unwrap_or_default(),
+                loop_port: self.config.loop_port(),
             },
             journal: self.journal,
             runtime: tokio::runtime::Handle::current(),
@@ -224,29 +227,34 @@ impl<S: Store, H: Host> Serving<S, H> {
             .await?
             .into_iter()
             .filter(|v| v.spec.owner_node == *node);
-        let volumes: Vec<Arc<Volume>> = listed.map(Arc::new).collect();
+        let volumes = listed.map(Arc::new);
         let mut building = JoinSet::new();
-        let mut built = Vec::new();
-        for volume in &volumes {
+        let mut prepared = Vec::new();
+        for volume in volumes {
             if building.len() >= self.parallel
                 && let Some(done) = building.join_next().await
             {
-                built.extend(done?);
+                prepared.push(done?);
             }
-            let (reconciler, volume) = (self.reconciler.clone(), volume.clone());
-            building.spawn_blocking(move || reconciler.prepare(&volume));
+            let reconciler = self.reconciler.clone();
+            building.spawn_blocking(move || reconciler.prepare(volume));
         }
         while let Some(done) = building.join_next().await {
-            built.extend(done?);
+            prepared.push(done?);
         }
+        let built = prepared.iter_mut().filter_map(|p| p.built.take()).collect();
         let reconciler = self.reconciler.clone();
         tokio::task::spawn_blocking(move || reconciler.link(built)).await?;
-        for volume in &volumes {
+        for Prepared {
+            volume, versions, ..
+        } in prepared
+        {
             self.made += 1;
-            let mut slot = Slot::listed(self.made, volume);
+            let mut slot = Slot::listed(self.made, &volume, versions);
             let next = slot.again();
-            self.slots.insert(volume.metadata.name.clone(), slot);
-            self.follow(&volume.metadata.name, next);
+            let name = volume.metadata.name.clone();
+            self.slots.insert(name.clone(), slot);
+            self.follow(&name, next);
         }
         while let Some(done) = self.tasks.join_next().await {
             self.ended(done?);

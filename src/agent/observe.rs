@@ -85,6 +85,8 @@ pub enum Format {
     Absent,
     /// Created by us, not yet formatted.
     Pending,
+    /// Created by us for a raw volume: never formatted.
+    Raw,
     /// Formatted, or brought along with its filesystem.
     Made(FsType, Uuid),
     /// Nothing that this version writes.
@@ -94,6 +96,8 @@ pub enum Format {
 impl Format {
     /// The record of a zvol that has just been created.
     pub const PENDING: &'static str = "pending";
+    /// The record of a zvol that is handed out as it is.
+    pub const RAW: &'static str = "none";
 
     /// The record of a filesystem.
     pub fn record(kind: FsType, uuid: Uuid) -> String {
@@ -104,13 +108,26 @@ impl Format {
         let Some(text) = record else {
             return Self::Absent;
         };
-        if text == Self::PENDING {
-            return Self::Pending;
+        match text {
+            Self::PENDING => Self::Pending,
+            Self::RAW => Self::Raw,
+            _ => text
+                .split_once(':')
+                .and_then(|(kind, uuid)| Some(Self::Made(FsType::parse(kind)?, uuid.parse().ok()?)))
+                .unwrap_or_else(|| Self::Unknown(text.to_owned())),
         }
-        text.split_once(':')
-            .and_then(|(kind, uuid)| Some(Self::Made(FsType::parse(kind)?, uuid.parse().ok()?)))
-            .unwrap_or_else(|| Self::Unknown(text.to_owned()))
     }
+}
+
+/// How much of a zvol's space is reserved (`refreservation`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reserved {
+    /// None: thin.
+    Nothing,
+    /// Less than a full zvol of its size takes.
+    Part,
+    /// All that a full zvol of its size takes: thick.
+    All,
 }
 
 /// A dataset, by its properties.
@@ -120,6 +137,12 @@ pub struct Dataset {
     pub guid: u64,
     /// `volsize` in bytes; `None` for what is no zvol.
     pub volsize: Option<u64>,
+    /// `volblocksize` in bytes; `None` for what is no zvol.
+    pub volblocksize: Option<u64>,
+    /// How much of its space is reserved.
+    pub reserved: Reserved,
+    /// The properties that are set on it, neither inherited nor received.
+    pub own: Properties,
     /// The snapshot that it is a clone of.
     pub origin: Option<String>,
     /// The handle that was written at its creation.
@@ -131,8 +154,14 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Out of the properties of `name`.
-    pub fn from_properties(name: &str, properties: &Properties) -> Result<Self, Failure> {
+    /// Out of the properties of `name` and those of them that are its `own`. `full` gives the
+    /// `refreservation` of a thick zvol of this size and block size, in bytes.
+    pub fn from_properties(
+        name: &str,
+        properties: &Properties,
+        own: Properties,
+        full: impl FnOnce(u64, u64) -> Result<u64, Failure>,
+    ) -> Result<Self, Failure> {
         let number = |property: &str| match properties.get(property) {
             None => Ok(None),
             Some(text) => text.parse::<u64>().map(Some).map_err(|_| {
@@ -142,10 +171,23 @@ impl Dataset {
             }),
         };
         let ours = |key: &str| properties.get(&property(key)).cloned();
+        let (volsize, volblocksize) = (number("volsize")?, number("volblocksize")?);
+        let reserved = match (
+            number("refreservation")?.unwrap_or(0),
+            volsize,
+            volblocksize,
+        ) {
+            (0, ..) => Reserved::Nothing,
+            (bytes, Some(size), Some(block)) if bytes >= full(size, block)? => Reserved::All,
+            _ => Reserved::Part,
+        };
         Ok(Self {
             guid: number("guid")?
                 .ok_or_else(|| Failure::kernel(format!("{name}: ZFS gives no guid")))?,
-            volsize: number("volsize")?,
+            volsize,
+            volblocksize,
+            reserved,
+            own,
             origin: properties
                 .get("origin")
                 .filter(|o| !o.is_empty() && *o != "-")
@@ -190,19 +232,22 @@ mod tests {
             .collect()
     }
 
+    /// Metadata takes a tenth.
+    fn read(properties: &Properties) -> Result<Dataset, Failure> {
+        let full = |size: u64, _| Ok(size + size / 10);
+        Dataset::from_properties("tank/csi/block/v", properties, Properties::new(), full)
+    }
+
     #[test]
     fn a_dataset_is_read_from_its_properties() {
         let uuid = Uuid::from_u128(5);
-        let dataset = Dataset::from_properties(
-            "tank/csi/block/v",
-            &properties(&[
-                ("guid", "18446744073709551615"),
-                ("volsize", "1073741824"),
-                ("origin", "-"),
-                (&property("handle"), "v"),
-                (&property("format"), &Format::record(FsType::Xfs, uuid)),
-            ]),
-        )
+        let dataset = read(&properties(&[
+            ("guid", "18446744073709551615"),
+            ("volsize", "1073741824"),
+            ("origin", "-"),
+            (&property("handle"), "v"),
+            (&property("format"), &Format::record(FsType::Xfs, uuid)),
+        ]))
         .unwrap();
         assert_eq!(dataset.guid, u64::MAX);
         assert_eq!(dataset.volsize, Some(1 << 30));
@@ -217,10 +262,13 @@ mod tests {
     fn rule_01_a_record_that_cannot_be_read_is_not_pending() {
         assert_eq!(Format::parse(None), Format::Absent);
         assert_eq!(Format::parse(Some("pending")), Format::Pending);
+        assert_eq!(Format::parse(Some("none")), Format::Raw);
         for strange in [
             "",
             "Pending",
             "pending ",
+            "None",
+            "none:",
             "btrfs:1",
             "ext4:",
             "ext4:nonsense",
@@ -235,11 +283,25 @@ mod tests {
 
     #[test]
     fn numbers_that_are_none_are_errors() {
-        assert!(Dataset::from_properties("v", &properties(&[])).is_err());
-        assert!(Dataset::from_properties("v", &properties(&[("guid", "x")])).is_err());
-        assert!(
-            Dataset::from_properties("v", &properties(&[("guid", "1"), ("volsize", "1G")]))
-                .is_err()
-        );
+        assert!(read(&properties(&[])).is_err());
+        assert!(read(&properties(&[("guid", "x")])).is_err());
+        assert!(read(&properties(&[("guid", "1"), ("volsize", "1G")])).is_err());
+    }
+
+    #[test]
+    fn bug_c_81_thick_is_what_a_full_zvol_takes_not_its_size() {
+        let reserved = |bytes: &str| {
+            let pairs = [
+                ("guid", "1"),
+                ("volsize", "1000"),
+                ("volblocksize", "10"),
+                ("refreservation", bytes),
+            ];
+            read(&properties(&pairs)).unwrap().reserved
+        };
+        assert_eq!(reserved("0"), Reserved::Nothing);
+        assert_eq!(reserved("1000"), Reserved::Part, "its size is not enough");
+        assert_eq!(reserved("1100"), Reserved::All);
+        assert_eq!(reserved("2000"), Reserved::All);
     }
 }

@@ -47,10 +47,19 @@ pub(super) struct Outcome {
 enum Stop {
     #[error(transparent)]
     Failure(#[from] Failure),
+    #[error("a change was refused: {0}")]
+    Refused(Failure),
     #[error("somebody else wrote the Volume first")]
     Conflict,
     #[error("the Volume has vanished")]
     Vanished,
+}
+
+impl Stop {
+    /// Whether the next try may succeed without somebody doing something.
+    fn may_pass(&self) -> bool {
+        !matches!(self, Self::Failure(failure) if failure.class == Class::Final)
+    }
 }
 
 impl From<store::Error> for Stop {
@@ -61,6 +70,17 @@ impl From<store::Error> for Stop {
             error => Self::Failure(Failure::kernel(format!("the store: {error}"))),
         }
     }
+}
+
+/// A volume as start-up's first half leaves it.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    /// Its newest state.
+    pub(super) volume: Arc<Volume>,
+    /// Its resource versions, oldest first: the watch may bring them too.
+    pub(super) versions: Vec<String>,
+    /// What is to be linked.
+    pub(super) built: Option<Built>,
 }
 
 /// What start-up has built and not linked yet.
@@ -150,7 +170,7 @@ impl<S: Store, H: Host> Reconciler<S, H> {
         let (volume, retry) = match ended {
             Ok((volume, retry)) => (Some(volume), retry),
             Err(Stop::Vanished) => (None, false),
-            Err(Stop::Failure(failure)) => {
+            Err(Stop::Failure(failure) | Stop::Refused(failure)) => {
                 tracing::warn!(volume = name, error = %failure, "the store cannot be reached");
                 return pass.unread(name);
             }
@@ -166,43 +186,23 @@ impl<S: Store, H: Host> Reconciler<S, H> {
     }
 
     /// Start-up, first half: builds a volume's export without linking it.
-    pub(super) fn prepare(&self, volume: &Volume) -> Option<Built> {
-        let mut running = Running::start(&volume.metadata.name);
-        let mut seen = self.look(volume, &mut running.timeline).ok()?;
-        let prepared = loop {
-            match plan::prepare(volume, &seen, &self.site) {
-                Ok(Some(prepared)) => break prepared,
-                Ok(None) if seen.storage.is_none() => {
-                    seen = self
-                        .look_at_storage(volume, seen, &mut running.timeline)
-                        .ok()?;
-                }
-                // The reconcile that follows tells what is wrong.
-                Ok(None) | Err(_) => return None,
-            }
+    pub(super) fn prepare(&self, volume: Arc<Volume>) -> Prepared {
+        let mut pass = Pass {
+            all: self,
+            running: Running::start(&volume.metadata.name),
+            versions: vec![volume.metadata.resource_version.clone()],
+            deadline: Instant::now() + DEADLINE,
         };
-        if prepared.build.is_empty() && prepared.links.is_empty() {
-            return None;
+        let mut volume = volume;
+        let links = pass.build(&mut volume);
+        Prepared {
+            volume,
+            versions: pass.versions,
+            built: links.map(|links| Built {
+                links,
+                running: pass.running,
+            }),
         }
-        running.enter(plan::operation::CONVERGE, &self.journal);
-        let deadline = Instant::now() + DEADLINE;
-        let built = ops::run(
-            &mut running.timeline,
-            deadline,
-            &prepared.build,
-            |step| match step {
-                Step::Act(act) => self.host.act(act, deadline),
-                Step::Status(_) | Step::Finalize => Ok(()),
-            },
-        );
-        if let Err(stopped) = built {
-            running.finish(Err(stopped.to_string()), &self.journal);
-            return None;
-        }
-        Some(Built {
-            links: prepared.links,
-            running,
-        })
     }
 
     /// Start-up, second half: links all that was built, with nothing in between.
@@ -270,10 +270,10 @@ impl<S: Store, H: Host> Pass<'_, S, H> {
                 Ok(false) => {}
                 Err(Stop::Conflict) => volume = self.read(&volume.metadata.name)?,
                 Err(Stop::Vanished) => return Err(Stop::Vanished),
-                Err(Stop::Failure(failure)) => match self.fail(&volume, &failure) {
-                    Ok(failed) => {
-                        let asked = failed.status.was_ready || failed.is_deleting();
-                        return Ok((failed, failure.class == Class::Retry || asked));
+                Err(stop) => match self.tell(&volume, &stop) {
+                    Ok(told) => {
+                        let asked = told.status.was_ready || told.is_deleting();
+                        return Ok((told, stop.may_pass() || asked));
                     }
                     Err(Stop::Conflict) => volume = self.read(&volume.metadata.name)?,
                     Err(stop) => return Err(stop),
@@ -297,53 +297,101 @@ impl<S: Store, H: Host> Pass<'_, S, H> {
             Plan::LookAtStorage => {
                 return Err(Failure::kernel("the plan asks for a second look").into());
             }
+            Plan::Refuse(failure) => {
+                self.running.enter(plan::operation::MODIFY, &all.journal);
+                return Err(Stop::Refused(failure));
+            }
             Plan::Run(operation, steps) => {
                 self.running.enter(operation, &all.journal);
                 steps
             }
         };
-        let (deadline, versions) = (self.deadline, &mut self.versions);
+        let is_change = self.running.operation == Some(plan::operation::MODIFY);
+        match self.run(volume, &steps) {
+            Ok(()) => Ok(false),
+            Err(Stop::Failure(failure)) if is_change => Err(Stop::Refused(failure)),
+            Err(stop) => Err(stop),
+        }
+    }
+
+    /// Runs steps in order. `volume` is its newest state, also when one of them fails.
+    fn run(&mut self, volume: &mut Arc<Volume>, steps: &[Step]) -> Result<(), Stop> {
+        let (all, versions) = (self.all, &mut self.versions);
         let mut vanished = false;
+        let mut written = |next: Volume| {
+            versions.push(next.metadata.resource_version.clone());
+            Arc::new(next)
+        };
+        let deadline = self.deadline;
         let ran = ops::run(
             &mut self.running.timeline,
             deadline,
-            &steps,
+            steps,
             |step| match step {
                 Step::Act(act) => Ok(all.host.act(act, deadline)?),
                 Step::Status(status) => {
                     let mut wanted = (**volume).clone();
                     wanted.status = (**status).clone();
-                    let written = all
-                        .runtime
-                        .block_on(all.store.volumes().update_status(wanted))?;
-                    versions.push(written.metadata.resource_version.clone());
-                    *volume = Arc::new(written);
+                    let write = all.store.volumes().update_status(wanted);
+                    *volume = written(all.runtime.block_on(write)?);
                     Ok(())
                 }
                 Step::Finalize => {
                     let mut wanted = (**volume).clone();
                     wanted.metadata.finalizers.retain(|f| f != FINALIZER);
                     vanished = wanted.metadata.finalizers.is_empty();
-                    let written = all
-                        .runtime
-                        .block_on(all.store.volumes().update_spec(wanted))?;
-                    versions.push(written.metadata.resource_version.clone());
-                    *volume = Arc::new(written);
+                    let write = all.store.volumes().update_spec(wanted);
+                    *volume = written(all.runtime.block_on(write)?);
                     Ok(())
                 }
             },
         );
         match ran {
             Ok(()) if vanished => Err(Stop::Vanished),
-            Ok(()) => Ok(false),
+            Ok(()) => Ok(()),
             Err(Stopped::Failed { error, .. }) => Err(error),
             Err(stopped @ Stopped::Deadline { .. }) => Err(Failure::kernel(stopped).into()),
         }
     }
 
-    /// Tells why in the status, unless it says so already.
-    fn fail(&mut self, volume: &Arc<Volume>, failure: &Failure) -> Result<Arc<Volume>, Stop> {
-        let status = status::failed(volume, failure, &time::now());
+    /// Start-up's build. Gives the links that are left to do; `None` when there is nothing to link, or something is
+    /// wrong that the reconcile that follows tells.
+    fn build(&mut self, volume: &mut Arc<Volume>) -> Option<Vec<Act>> {
+        let all = self.all;
+        let mut seen = all.look(volume, &mut self.running.timeline).ok()?;
+        let prepared = loop {
+            match plan::prepare(volume, &seen, &all.site) {
+                Ok(Some(prepared)) => break prepared,
+                Ok(None) if seen.storage.is_none() => {
+                    let timeline = &mut self.running.timeline;
+                    seen = all.look_at_storage(volume, seen, timeline).ok()?;
+                }
+                Ok(None) | Err(_) => return None,
+            }
+        };
+        if prepared.build.is_empty() && prepared.links.is_empty() {
+            return None;
+        }
+        self.running.enter(plan::operation::CONVERGE, &all.journal);
+        match self.run(volume, &prepared.build) {
+            Ok(()) => Some(prepared.links),
+            Err(stop) => {
+                let next = Running::start(&volume.metadata.name);
+                std::mem::replace(&mut self.running, next)
+                    .finish(Err(stop.to_string()), &all.journal);
+                None
+            }
+        }
+    }
+
+    /// Tells in the status why it has stopped, unless it says so already.
+    fn tell(&mut self, volume: &Arc<Volume>, stop: &Stop) -> Result<Arc<Volume>, Stop> {
+        let (status, failure) = match stop {
+            Stop::Refused(failure) => (status::refused(volume, failure, &time::now()), failure),
+            Stop::Failure(failure) => (status::failed(volume, failure, &time::now()), failure),
+            Stop::Conflict => return Err(Stop::Conflict),
+            Stop::Vanished => return Err(Stop::Vanished),
+        };
         let mut ended = Ok(volume.clone());
         if status != volume.status {
             if self.running.operation.is_none() {

@@ -12,7 +12,8 @@ use zvolt_kernel::zfs::{Pool, Properties};
 use super::observe::{Dataset, Failure, Host, Storage, property};
 use super::plan::NSID;
 use super::steps::{Act, Backing};
-use crate::model::volume::reason;
+use crate::model::names;
+use crate::model::volume::{Provisioning, WriteProtect, reason};
 
 /// What a zvol holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +32,49 @@ pub(super) struct Zvol {
     pub(super) busy: bool,
 }
 
+/// What a full zvol of this size takes.
+fn full(volsize: u64) -> u64 {
+    volsize + volsize / 10
+}
+
+impl Zvol {
+    fn dataset(&self, name: &str) -> Result<Dataset, Failure> {
+        Dataset::from_properties(
+            name,
+            &self.properties,
+            self.properties.clone(),
+            |size, _| Ok(full(size)),
+        )
+    }
+
+    fn volsize(&self) -> u64 {
+        self.properties["volsize"].parse().unwrap()
+    }
+
+    /// As ZFS does: a full reservation follows the size, and a size never shrinks.
+    fn set(&mut self, property: &str, value: &str) {
+        let size = self.volsize();
+        let reserved = self.properties.get("refreservation").cloned();
+        let mut put = |property: &str, value: String| {
+            self.properties.insert(property.to_owned(), value);
+        };
+        match (property, value) {
+            ("refreservation", "auto") => put(property, full(size).to_string()),
+            ("refreservation", "none") => put(property, "0".into()),
+            ("volsize", _) => {
+                let larger: u64 = value.parse().unwrap();
+                assert!(larger > size, "rule 9: it shrinks");
+                if reserved.is_some_and(|bytes| bytes == full(size).to_string()) {
+                    put("refreservation", full(larger).to_string());
+                }
+                put(property, value.to_owned());
+            }
+            (_, "") => drop(self.properties.remove(property)),
+            _ => put(property, value.to_owned()),
+        }
+    }
+}
+
 /// The world as a test compares it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct World {
@@ -41,6 +85,12 @@ pub(super) struct World {
     pub(super) controllers: BTreeSet<(String, String)>,
     /// Requests that the target has taken from these hosts and not finished.
     pub(super) in_flight: BTreeSet<(String, String)>,
+    /// The sizes that hosts see, by subsystem.
+    pub(super) shown: BTreeMap<String, u64>,
+    /// Subsystems whose namespace refuses writes.
+    pub(super) protected: BTreeSet<String>,
+    /// Zvols that somebody on this host uses.
+    pub(super) held_here: BTreeSet<String>,
     pub(super) guids: u64,
     pub(super) ports_made: bool,
 }
@@ -59,6 +109,11 @@ pub(super) struct SimHost {
     pub(super) fails: Mutex<Option<(&'static str, usize, Failure)>>,
 }
 
+/// The storage host.
+pub(super) const NODE: &str = "storage0";
+/// Its loop port.
+pub(super) const LOOP_PORT: u16 = 3;
+
 /// The simulated agent died.
 pub(super) const DEAD: &str = "the agent was killed";
 
@@ -76,8 +131,20 @@ impl SimHost {
     pub(super) fn reboot(&self) {
         let mut world = self.world.lock().unwrap();
         world.subsystems.clear();
+        world.shown.clear();
+        world.protected.clear();
         world.controllers.clear();
         world.in_flight.clear();
+    }
+
+    /// Somebody takes the namespaces away.
+    pub(super) fn lose_namespaces(&self) {
+        let mut world = self.world.lock().unwrap();
+        for subsystem in world.subsystems.values_mut() {
+            subsystem.namespaces.clear();
+        }
+        world.shown.clear();
+        world.protected.clear();
     }
 
     /// One elementary act: the agent may die before it.
@@ -104,6 +171,15 @@ impl SimHost {
         Ok(())
     }
 
+    fn allow(&self, nqn: &str, host: &str) {
+        let mut world = self.world.lock().unwrap();
+        let subsystem = world.subsystems.get_mut(nqn).expect("a subsystem");
+        subsystem.allowed_hosts.push(host.to_owned());
+        subsystem.allowed_hosts.sort();
+        subsystem.allowed_hosts.dedup();
+        world.connect(nqn);
+    }
+
     fn namespace(&self, backing: &Backing) -> Result<(), Failure> {
         self.tick("namespace".into())?;
         let mut world = self.world.lock().unwrap();
@@ -113,6 +189,8 @@ impl SimHost {
             record.is_some_and(|r| r != "pending"),
             "rule 1: exported before its format is recorded"
         );
+        let size = zvol.volsize();
+        world.shown.insert(backing.nqn.clone(), size);
         let subsystem = world.subsystems.get_mut(&backing.nqn).expect("a subsystem");
         subsystem.namespaces = vec![ObservedNamespace {
             nsid: NSID,
@@ -129,7 +207,7 @@ impl SimHost {
         let mut world = self.world.lock().unwrap();
         if let Some(subsystem) = world.subsystems.get_mut(nqn) {
             subsystem.ports.retain(|p| *p != port);
-            if subsystem.ports.is_empty() {
+            if subsystem.ports.iter().all(|p| *p == LOOP_PORT) {
                 world.controllers.retain(|(n, _)| n != nqn);
             }
         }
@@ -142,6 +220,8 @@ impl SimHost {
         if let Some(subsystem) = world.subsystems.get_mut(nqn) {
             subsystem.namespaces.clear();
         }
+        world.shown.remove(nqn);
+        world.protected.remove(nqn);
         world.in_flight.retain(|(n, _)| n != nqn);
         Ok(())
     }
@@ -153,10 +233,12 @@ impl World {
         let Some(subsystem) = self.subsystems.get(nqn) else {
             return;
         };
-        if subsystem.ports.is_empty() {
+        if subsystem.ports.iter().all(|p| *p == LOOP_PORT) {
             return;
         }
-        for host in subsystem.allowed_hosts.clone() {
+        let mut hosts = subsystem.allowed_hosts.clone();
+        hosts.retain(|host| *host != names::agent_nqn(NODE));
+        for host in hosts {
             self.controllers.insert((nqn.into(), host.clone()));
             self.in_flight.insert((nqn.into(), host));
         }
@@ -174,6 +256,9 @@ impl World {
         properties
             .entry("volsize".into())
             .or_insert("1073741824".into());
+        properties
+            .entry("volblocksize".into())
+            .or_insert("16384".into());
         self.zvols.insert(
             name.into(),
             Zvol {
@@ -214,9 +299,7 @@ impl Host for SimHost {
                 health: health.clone(),
                 ..Pool::default()
             }),
-            dataset: found
-                .map(|z| Dataset::from_properties(dataset, &z.properties))
-                .transpose()?,
+            dataset: found.map(|z| z.dataset(dataset)).transpose()?,
             backing: export
                 .filter(|e| !e.namespaces.is_empty())
                 .map(|_| dataset.to_owned()),
@@ -233,7 +316,7 @@ impl Host for SimHost {
         }
         let tick = || self.tick(act.name().into());
         match act {
-            Act::Create(spec) => {
+            Act::Create { spec, provisioning } => {
                 tick()?;
                 let mut world = self.world.lock().unwrap();
                 assert!(!world.zvols.contains_key(&spec.dataset));
@@ -242,8 +325,33 @@ impl Host for SimHost {
                     .iter()
                     .map(|(k, v)| (k.as_str(), v.clone()))
                     .collect();
+                pairs.extend(spec.properties.iter().map(|(k, v)| (k.as_str(), v.clone())));
                 pairs.push(("volsize", spec.volsize.to_string()));
+                pairs.push(("volblocksize", spec.volblocksize.to_string()));
+                if *provisioning == Provisioning::Thick {
+                    pairs.push(("refreservation", full(spec.volsize).to_string()));
+                }
                 world.zvol(&spec.dataset, &pairs, Content::Blank);
+            }
+            Act::Set {
+                dataset,
+                property,
+                value,
+                ..
+            } => {
+                tick()?;
+                let mut world = self.world.lock().unwrap();
+                world.zvols.get_mut(dataset).unwrap().set(property, value);
+            }
+            Act::Revalidate {
+                nqn,
+                dataset,
+                bytes,
+            } => {
+                tick()?;
+                let mut world = self.world.lock().unwrap();
+                assert_eq!(world.zvols[dataset].volsize(), *bytes);
+                world.shown.insert(nqn.clone(), *bytes);
             }
             Act::Appear { dataset } => {
                 tick()?;
@@ -291,12 +399,7 @@ impl Host for SimHost {
             Act::Link { nqn, port } => self.link(nqn, *port)?,
             Act::AllowHost { nqn, host } => {
                 tick()?;
-                let mut world = self.world.lock().unwrap();
-                let subsystem = world.subsystems.get_mut(nqn).expect("a subsystem");
-                subsystem.allowed_hosts.push(host.clone());
-                subsystem.allowed_hosts.sort();
-                subsystem.allowed_hosts.dedup();
-                world.connect(nqn);
+                self.allow(nqn, host);
             }
             Act::DisallowHost { nqn, host } => {
                 tick()?;
@@ -318,6 +421,43 @@ impl Host for SimHost {
                 }
                 for port in ports {
                     self.link(nqn, *port)?;
+                }
+            }
+            Act::Unlink { nqn, port } => self.unlink(nqn, *port)?,
+            Act::LoopOpen { nqn } => {
+                self.tick("allow the agent".into())?;
+                self.allow(nqn, &names::agent_nqn(NODE));
+                self.link(nqn, LOOP_PORT)?;
+            }
+            Act::WriteProtect { nqn, state } => {
+                tick()?;
+                let mut world = self.world.lock().unwrap();
+                let subsystem = &world.subsystems[nqn];
+                assert!(subsystem.ports.contains(&LOOP_PORT));
+                assert!(subsystem.allowed_hosts.contains(&names::agent_nqn(NODE)));
+                assert!(!subsystem.namespaces.is_empty(), "a namespace to protect");
+                match state {
+                    WriteProtect::On => drop(world.protected.insert(nqn.clone())),
+                    WriteProtect::Off => drop(world.protected.remove(nqn)),
+                    WriteProtect::Changing => panic!("that is no state of the target"),
+                }
+            }
+            Act::LoopClose { nqn } => {
+                self.unlink(nqn, LOOP_PORT)?;
+                self.tick("disallow the agent".into())?;
+                let mut world = self.world.lock().unwrap();
+                if let Some(subsystem) = world.subsystems.get_mut(nqn) {
+                    subsystem
+                        .allowed_hosts
+                        .retain(|host| *host != names::agent_nqn(NODE));
+                }
+            }
+            Act::Released { dataset, .. } => {
+                tick()?;
+                let world = self.world.lock().unwrap();
+                if world.held_here.contains(dataset) {
+                    let message = format!("{dataset} is mounted on this host: unmount it");
+                    return Err(Failure::passing(reason::BUSY, message));
                 }
             }
             Act::Teardown { nqn, .. } => {

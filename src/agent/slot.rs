@@ -51,10 +51,10 @@ pub(super) enum Next {
 }
 
 impl Slot {
-    /// A volume out of a list: events older than it may still come.
-    pub(super) fn listed(id: u64, volume: &Arc<Volume>) -> Self {
+    /// A volume out of a list, with its versions since: events of these, and older ones, may still come.
+    pub(super) fn listed(id: u64, volume: &Arc<Volume>, versions: Vec<String>) -> Self {
         Self {
-            ahead: vec![volume.metadata.resource_version.clone()],
+            ahead: versions,
             ..Self::seen(id, volume)
         }
     }
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn events_from_before_a_list_are_no_news_to_act_on() {
-        let mut slot = Slot::listed(0, &version(7));
+        let mut slot = Slot::listed(0, &version(7), vec!["7".into()]);
         assert_eq!(known(&slot.again()), Some("7"));
         slot.ended(outcome(7, &[], false));
         assert!(reads(&slot.event(version(6))));

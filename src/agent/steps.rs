@@ -5,7 +5,7 @@ use zvolt_kernel::nvmet::SubsystemSpec;
 use zvolt_kernel::probe::FsKind;
 use zvolt_kernel::zfs::ZvolSpec;
 
-use crate::model::volume::VolumeStatus;
+use crate::model::volume::{Provisioning, VolumeMode, VolumeStatus, WriteProtect};
 use crate::ops;
 
 /// One step of a plan.
@@ -23,7 +23,32 @@ pub enum Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
     /// Create the zvol with every property, and its parents when they are missing.
-    Create(Box<ZvolSpec>),
+    Create {
+        /// What is known before ZFS is asked.
+        spec: Box<ZvolSpec>,
+        /// Whether ZFS is asked what a full one takes, and all of that is reserved.
+        provisioning: Provisioning,
+    },
+    /// Set one property, and read it back.
+    Set {
+        /// Full dataset name.
+        dataset: String,
+        /// The dataset's GUID: another of its name is not touched.
+        guid: u64,
+        /// ZFS's name of it.
+        property: &'static str,
+        /// ZFS's text; empty inherits.
+        value: String,
+    },
+    /// Tell the target that the zvol has this size now.
+    Revalidate {
+        /// Subsystem.
+        nqn: String,
+        /// Full dataset name.
+        dataset: String,
+        /// `volsize` in bytes.
+        bytes: u64,
+    },
     /// Wait for the zvol's device.
     Appear {
         /// Full dataset name.
@@ -81,6 +106,38 @@ pub enum Act {
         /// after the fence. Not done when others share the volume: they would lose the namespace.
         drain: Option<Backing>,
     },
+    /// Unlink the subsystem from a port: its controllers on it are cut.
+    Unlink {
+        /// Subsystem.
+        nqn: String,
+        /// Port.
+        port: u16,
+    },
+    /// Let the agent itself in, through a loop port.
+    LoopOpen {
+        /// Subsystem.
+        nqn: String,
+    },
+    /// Connect through the loop port, switch Namespace Write Protect of namespace 1, read it back, disconnect.
+    WriteProtect {
+        /// Subsystem.
+        nqn: String,
+        /// `On` or `Off`.
+        state: WriteProtect,
+    },
+    /// Take the loop port and the agent away again.
+    LoopClose {
+        /// Subsystem.
+        nqn: String,
+    },
+    /// Make sure that nobody on this host uses the zvol any more: it is neither mounted nor held, and no process has
+    /// the device of a raw volume open.
+    Released {
+        /// Full dataset name.
+        dataset: String,
+        /// How it was handed out.
+        mode: VolumeMode,
+    },
     /// Remove the subsystem, and the entries of these hosts that nothing else admits.
     Teardown {
         /// Subsystem.
@@ -122,7 +179,9 @@ impl Act {
     /// The stable name.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Create(_) => "zfs.create",
+            Self::Create { .. } => "zfs.create",
+            Self::Set { .. } => "zfs.set",
+            Self::Revalidate { .. } => "nvmet.revalidate",
             Self::Appear { .. } => "zvol.appear",
             Self::Format { .. } => "zvol.format",
             Self::RecordFormat { .. } => "zfs.record-format",
@@ -132,6 +191,11 @@ impl Act {
             Self::AllowHost { .. } => "nvmet.allow-host",
             Self::DisallowHost { .. } => "nvmet.disallow-host",
             Self::Cut { .. } => "nvmet.cut",
+            Self::Unlink { .. } => "nvmet.unlink",
+            Self::LoopOpen { .. } => "nvmet.loop-open",
+            Self::WriteProtect { .. } => "nvme.write-protect",
+            Self::LoopClose { .. } => "nvmet.loop-close",
+            Self::Released { .. } => "zvol.released",
             Self::Teardown { .. } => "nvmet.teardown",
             Self::Destroy { .. } => "zfs.destroy",
         }

@@ -94,6 +94,11 @@ pub fn host_nqn(node_id: &str) -> String {
     format!("{NQN_PREFIX}.node:{node_id}")
 }
 
+/// The host NQN by which a storage host's agent connects to its own target.
+pub fn agent_nqn(node_id: &str) -> String {
+    format!("{NQN_PREFIX}.agent:{node_id}")
+}
+
 /// The host ID that goes with a host NQN: the kernel refuses one without the other.
 pub fn host_id(host_nqn: &str) -> Uuid {
     Uuid::new_v5(&ours(), format!("host:{host_nqn}").as_bytes())

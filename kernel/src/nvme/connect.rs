@@ -36,11 +36,13 @@ pub fn connect_line(options: &ConnectOptions) -> Result<String, Error> {
                 line.put_text("host_iface", name, IFNAME_MAX_BYTES)?;
             }
         }
-        Transport::Loop => {
+        Transport::Loop { port } => {
             let why = "nvme-loop never reconnects, and refuses the option";
             refuse_set("ctrl_loss_tmo", options.ctrl_loss_tmo, why)?;
             refuse_set("reconnect_delay", options.reconnect_delay, why)?;
             line.put("transport", "loop");
+            // Without an address, the kernel takes the first loop port, whoever has made it.
+            line.put("traddr", port);
             line.put_identity(options)?;
         }
     }
@@ -364,11 +366,11 @@ mod tests {
     fn what_is_left_to_the_kernel_is_not_said() {
         assert_eq!(
             connect_line(&ConnectOptions {
-                transport: Transport::Loop,
+                transport: Transport::Loop { port: 9 },
                 ..options("192.0.2.1:1")
             })
             .unwrap(),
-            "transport=loop,nqn=nqn.2026-11.t:v,hostnqn=nqn.2026-11.t:host,hostid=11111111-1111-1111-1111-111111111111"
+            "transport=loop,traddr=9,nqn=nqn.2026-11.t:v,hostnqn=nqn.2026-11.t:host,hostid=11111111-1111-1111-1111-111111111111"
         );
     }
 
@@ -454,7 +456,7 @@ mod tests {
                 o.transport = via("192.0.2.1:1", Some("::1"), None).transport
             }),
             ("ctrl_loss_tmo", |o| {
-                o.transport = Transport::Loop;
+                o.transport = Transport::Loop { port: 9 };
                 o.ctrl_loss_tmo = Some(-1);
             }),
         ];

@@ -11,6 +11,8 @@
 //! a controller, which the next connect reports as [`Error::Already`].
 
 mod connect;
+mod feature;
+mod ioctl;
 mod queue;
 mod sysfs;
 
@@ -19,6 +21,7 @@ use std::net::{IpAddr, SocketAddr};
 use uuid::Uuid;
 
 pub use connect::{connect, connect_line, connect_once, fewer_queues, parse_reply};
+pub use feature::{WriteProtect, set_write_protect, write_protect};
 pub use queue::bound_requests;
 pub use sysfs::{controller, controllers, delete, namespace, namespaces, rescan, subsystem_of};
 
@@ -51,7 +54,10 @@ pub enum Transport {
     },
     /// The target of this very machine (nvme-loop). It never reconnects: neither `ctrl_loss_tmo`
     /// nor `reconnect_delay` may be set.
-    Loop,
+    Loop {
+        /// The target's port, which the room `nvmet` gives its number for an address.
+        port: u16,
+    },
 }
 
 /// One connect.

@@ -225,7 +225,11 @@ impl Outcome {
 /// A port's attributes, in the order in which they are written.
 fn port_attributes(port: &PortSpec) -> Result<Vec<(&'static str, String)>, Error> {
     let Some(address) = port.address else {
-        return Ok(vec![("addr_trtype", "loop".into())]);
+        // Its number, so that a host can name this one among the machine's loop ports.
+        return Ok(vec![
+            ("addr_trtype", "loop".into()),
+            ("addr_traddr", port.id.to_string()),
+        ]);
     };
     // The kernel wants a link-local address with `%` and its interface (`inet_pton_with_scope`).
     let traddr = match address {

@@ -61,7 +61,7 @@ pub enum Error {
 pub struct PortSpec {
     /// Directory name below `ports/`.
     pub id: u16,
-    /// Address for TCP; `None` makes an nvme-loop port.
+    /// Address for TCP; `None` makes an nvme-loop port, whose address is its number.
     pub address: Option<SocketAddr>,
 }
 

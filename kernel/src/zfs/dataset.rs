@@ -185,6 +185,17 @@ impl Zfs {
         })?
     }
 
+    /// The properties that are set on the dataset itself, neither inherited nor received: what
+    /// [`Self::set_property`] has set and [`Self::inherit_property`] has not taken back.
+    pub fn own_properties(&self, dataset: &str) -> Result<Properties, Error> {
+        let name = name::dataset(dataset)?;
+        let own_name = dataset.to_owned();
+        self.worker.ask(move |handle| match handle.open(&name) {
+            Ok(open) => Ok(props::own(&open, handle.libraries(), &own_name)),
+            Err(failure) => Err(error::failed("zfs_open", &own_name, failure)),
+        })?
+    }
+
     /// Sets one property, native or user, by its text (`zfs_prop_set`). `volsize` never shrinks.
     pub fn set_property(&self, dataset: &str, property: &str, value: &str) -> Result<(), Error> {
         let name = name::dataset(dataset)?;

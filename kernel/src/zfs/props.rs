@@ -185,6 +185,33 @@ pub(super) fn read(
     properties
 }
 
+/// What is set on an open dataset itself: neither inherited nor received.
+pub(super) fn own(
+    dataset: &Dataset<'_>,
+    libraries: &'static Libraries,
+    own_name: &str,
+) -> Properties {
+    let Some(all) = dataset.properties() else {
+        return Properties::new();
+    };
+    let is_own = |entry: NvRef<'_>| match entry.get("source") {
+        Some(Value::Text(source)) => source == own_name,
+        _ => false,
+    };
+    all.pairs()
+        .filter_map(|(property, entry)| match entry {
+            Value::List(entry) if property.contains(':') => {
+                Some((property, user_text(entry, own_name)?))
+            }
+            Value::List(entry) if is_own(entry) => {
+                let text = native_text(libraries, &property, entry)?;
+                Some((property, text))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
 /// The user properties in a list of properties.
 pub(super) fn user(all: NvRef<'_>, own_name: &str) -> Properties {
     all.pairs()

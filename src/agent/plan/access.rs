@@ -4,6 +4,9 @@
 //! and *allowed* (configfs). A host leaves by: disallow, cut, and only then the agent's word. A host
 //! that is allowed and in neither other set was admitted by an agent that died before it could say
 //! so: it is first taken into the word, so that a crash after the disallow still knows whom to cut.
+//!
+//! The consumer on this very host uses the zvol itself, which no cut reaches: it leaves when nobody
+//! here has the device any more, and after all others.
 
 use std::collections::BTreeSet;
 
@@ -11,33 +14,39 @@ use zvolt_kernel::nvmet::ObservedSubsystem;
 
 use super::super::steps::{Act, Backing, Step};
 use super::export::NSID;
-use super::published;
+use super::{Site, links_of, published};
 use crate::model::names;
-use crate::model::volume::Volume;
+use crate::model::volume::{Volume, WriteProtect};
 
 /// The three sets.
 #[derive(Debug)]
 pub(super) struct Access {
     nqn: String,
+    /// The consumer on this host.
+    own: String,
     mapped: BTreeSet<String>,
     published: BTreeSet<String>,
     allowed: BTreeSet<String>,
 }
 
 impl Access {
-    pub(super) fn of(volume: &Volume, export: Option<&ObservedSubsystem>) -> Self {
+    pub(super) fn of(volume: &Volume, export: Option<&ObservedSubsystem>, site: &Site) -> Self {
         let status = &volume.status;
+        let agent = site.agent();
         Self {
             nqn: names::subsystem_nqn(&volume.metadata.name),
+            own: site.host(),
             mapped: status
                 .mapped_initiators
                 .iter()
                 .map(|m| m.initiator_id.clone())
                 .collect(),
             published: status.published_initiators.iter().cloned().collect(),
+            // The agent lets itself in and out: it is nobody's consumer.
             allowed: export
                 .into_iter()
                 .flat_map(|e| e.allowed_hosts.iter().cloned())
+                .filter(|host| *host != agent)
                 .collect(),
         }
     }
@@ -47,43 +56,100 @@ impl Access {
         &self,
         volume: &Volume,
         export: Option<&ObservedSubsystem>,
+        site: &Site,
     ) -> Option<Vec<Step>> {
         let mut word = self.published.clone();
         word.extend(self.allowed.difference(&self.mapped).cloned());
         if word != self.published {
             return Some(vec![published(volume, word.into_iter().collect())]);
         }
-        let leaving: BTreeSet<_> = self.published.difference(&self.mapped).cloned().collect();
+        let mut leaving: BTreeSet<_> = self.published.difference(&self.mapped).cloned().collect();
         if leaving.is_empty() {
             return None;
         }
+        let mut steps = match leaving.contains(&self.own) {
+            true if leaving.len() == 1 => self.release(volume, export, site),
+            is_among_others => {
+                if is_among_others {
+                    leaving.remove(&self.own);
+                }
+                self.cut(&leaving, volume, export, site)
+            }
+        };
+        let staying = self.published.difference(&leaving).cloned().collect();
+        steps.push(published(volume, staying));
+        Some(steps)
+    }
+
+    /// The consumer on this host goes. Should it have come over the network, its way there is closed too: with no
+    /// port linked meanwhile, so that a crash on the way leaves nothing to remember.
+    fn release(
+        &self,
+        volume: &Volume,
+        export: Option<&ObservedSubsystem>,
+        site: &Site,
+    ) -> Vec<Step> {
+        let mut acts = vec![Act::Released {
+            dataset: names::zvol(&volume.spec.pool, &volume.metadata.name),
+            mode: volume.spec.volume_mode,
+        }];
+        if let Some(export) = export.filter(|_| self.allowed.contains(&self.own)) {
+            let nqn = || self.nqn.clone();
+            let ports: Vec<u16> = links_of(export, site).collect();
+            acts.extend(ports.iter().map(|&port| Act::Unlink { nqn: nqn(), port }));
+            if let Some(drain) = self.drain(volume, export) {
+                acts.push(Act::Cut {
+                    nqn: nqn(),
+                    ports: Vec::new(),
+                    drain: Some(drain),
+                });
+            }
+            acts.push(Act::DisallowHost {
+                nqn: nqn(),
+                host: self.own.clone(),
+            });
+            acts.extend(ports.iter().map(|&port| Act::Link { nqn: nqn(), port }));
+        }
+        acts.into_iter().map(Step::from).collect()
+    }
+
+    fn cut(
+        &self,
+        leaving: &BTreeSet<String>,
+        volume: &Volume,
+        export: Option<&ObservedSubsystem>,
+        site: &Site,
+    ) -> Vec<Step> {
         let mut steps: Vec<Step> = leaving
-            .into_iter()
+            .iter()
             .map(|host| Act::DisallowHost {
                 nqn: self.nqn.clone(),
-                host,
+                host: host.clone(),
             })
             .map(Step::from)
             .collect();
-        if let Some(export) = export.filter(|e| !(e.ports.is_empty() && e.namespaces.is_empty())) {
+        let Some(export) = export else { return steps };
+        let ports: Vec<u16> = links_of(export, site).collect();
+        if !(ports.is_empty() && export.namespaces.is_empty()) {
             steps.push(
                 Act::Cut {
                     nqn: self.nqn.clone(),
-                    ports: export.ports.clone(),
+                    ports,
                     drain: self.drain(volume, export),
                 }
                 .into(),
             );
         }
-        let staying = self.published.intersection(&self.mapped).cloned().collect();
-        steps.push(published(volume, staying));
-        Some(steps)
+        steps
     }
 
-    /// The namespace to drain: only when nobody who stays has it.
+    /// The namespace to drain: only when nobody who stays has it, and when it takes writes at all: one that is
+    /// protected has none to wait for, and would lose its protection.
     fn drain(&self, volume: &Volume, export: &ObservedSubsystem) -> Option<Backing> {
         let stays = |host: &&String| self.published.contains(*host) || self.allowed.contains(*host);
-        if self.mapped.iter().any(|host| stays(&host)) {
+        if volume.status.write_protect == WriteProtect::On
+            || self.mapped.iter().any(|host| stays(&host))
+        {
             return None;
         }
         let namespace = export.namespaces.iter().find(|n| n.nsid == NSID)?;

@@ -2,7 +2,7 @@
 
 use zvolt_kernel::nvmet::{ObservedSubsystem, SubsystemSpec};
 
-use super::super::observe::Storage;
+use super::super::observe::{Dataset, Storage};
 use super::super::steps::{Act, Backing, Step};
 use crate::model::names::{self, Identity};
 use crate::model::volume::Volume;
@@ -78,6 +78,21 @@ pub(super) fn rebuild(
         );
     }
     steps
+}
+
+/// The step that tells the target of a size that the status does not tell yet. (A namespace that has just been
+/// made has it already.)
+pub(super) fn revalidate(volume: &Volume, dataset: &Dataset) -> Option<Step> {
+    let bytes = dataset.volsize?;
+    let status = &volume.status;
+    let is_news = status.was_ready && status.actual_capacity != Some(bytes);
+    is_news.then(|| {
+        Step::Act(Act::Revalidate {
+            nqn: names::subsystem_nqn(&volume.metadata.name),
+            dataset: names::zvol(&volume.spec.pool, &volume.metadata.name),
+            bytes,
+        })
+    })
 }
 
 /// The links that are missing.

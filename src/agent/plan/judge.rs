@@ -7,7 +7,7 @@ use zvolt_kernel::zfs::Pool;
 use super::super::observe::{Dataset, Failure, Format, Storage};
 use super::{Site, unsupported};
 use crate::model::names::{self, Identity};
-use crate::model::volume::{Provenance, Volume, VolumeType, reason};
+use crate::model::volume::{Provenance, Volume, VolumeMode, VolumeType, reason};
 
 /// The volume's dataset in its own pool; `None` when it is to be created.
 #[derive(Debug)]
@@ -162,15 +162,27 @@ fn whose(volume: &Volume, dataset: &Dataset) -> String {
     }
 }
 
-/// Judges the format record. The UUID of the filesystem that is there; `None` when one is to be made.
+/// What is on a volume's zvol, by its format record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Content {
+    /// Whatever a workload puts there: a raw volume.
+    Raw,
+    /// The filesystem with this UUID.
+    Made(Uuid),
+    /// Nothing yet: a filesystem is to be made.
+    ToBeMade,
+}
+
+/// Judges the format record.
 ///
 /// Rule 1: only a zvol that says `pending` is formatted, that is one that we created ourselves, that was
-/// never Ready, is no clone, and is not exported. (The step looks at the content besides.)
+/// never Ready, is no clone, and is not exported. (The step looks at the content besides.) A raw volume
+/// never says so, and nothing else is handed out as one.
 pub(super) fn format(
     volume: &Volume,
     dataset: &Dataset,
     export: Option<&ObservedSubsystem>,
-) -> Result<Option<Uuid>, Failure> {
+) -> Result<Content, Failure> {
     let path = names::zvol(&volume.spec.pool, &volume.metadata.name);
     let refuse = |why: String| {
         Err(Failure::lasting(
@@ -180,8 +192,18 @@ pub(super) fn format(
             ),
         ))
     };
+    match (volume.spec.volume_mode, &dataset.format) {
+        (VolumeMode::Block, Format::Raw) => return Ok(Content::Raw),
+        (VolumeMode::Block, record) => {
+            return refuse(format!(
+                "has the format record {record:?}, but the volume is raw"
+            ));
+        }
+        (VolumeMode::Filesystem, _) => {}
+    }
     match &dataset.format {
-        Format::Made(kind, uuid) if *kind == volume.spec.fs_type => Ok(Some(*uuid)),
+        Format::Made(kind, uuid) if *kind == volume.spec.fs_type => Ok(Content::Made(*uuid)),
+        Format::Raw => refuse("was made for a raw volume, and never formatted".into()),
         Format::Made(kind, _) => refuse(format!(
             "was formatted as {}, not as {}",
             kind.as_str(),
@@ -200,7 +222,7 @@ pub(super) fn format(
         Format::Pending if export.is_some_and(|e| !e.namespaces.is_empty()) => {
             refuse("says that it awaits its first format, but is exported".into())
         }
-        Format::Pending => Ok(None),
+        Format::Pending => Ok(Content::ToBeMade),
     }
 }
 

@@ -4,16 +4,20 @@
 //! plans again until nothing is left.
 
 mod access;
+mod changes;
 mod create;
 mod export;
 mod judge;
+mod protect;
 #[cfg(test)]
 mod sweep;
 #[cfg(test)]
 mod tests;
 
+use zvolt_kernel::nvmet::ObservedSubsystem;
+
 use super::observe::{Failure, Format, Seen};
-use super::status;
+use super::status::{self, Changes, Exported};
 use super::steps::{Act, Step};
 use crate::model::names::{self, Identity};
 use crate::model::volume::{
@@ -21,7 +25,8 @@ use crate::model::volume::{
 };
 use access::Access;
 pub use export::NSID;
-use judge::Found;
+use judge::{Content, Found};
+use protect::{Namespace, Switch};
 
 /// What of the agent's place a plan needs.
 #[derive(Debug, Clone)]
@@ -32,6 +37,30 @@ pub struct Site {
     pub ports: Vec<u16>,
     /// The portal that the status tells.
     pub portal: String,
+    /// The port, by number, through which the agent itself connects (nvme-loop).
+    pub loop_port: u16,
+}
+
+impl Site {
+    /// The host NQN of the consumer on this very host.
+    fn host(&self) -> String {
+        names::host_nqn(&self.node)
+    }
+
+    /// The host NQN of the agent itself.
+    fn agent(&self) -> String {
+        names::agent_nqn(&self.node)
+    }
+}
+
+/// The ports by which hosts reach an export.
+fn links_of(export: &ObservedSubsystem, site: &Site) -> impl Iterator<Item = u16> {
+    let own = site.loop_port;
+    export
+        .ports
+        .iter()
+        .copied()
+        .filter(move |port| *port != own)
 }
 
 /// What to do next.
@@ -43,6 +72,8 @@ pub enum Plan {
     LookAtStorage,
     /// Run these.
     Run(&'static str, Vec<Step>),
+    /// What was changed in the spec cannot be: the volume goes on as it is.
+    Refuse(Failure),
 }
 
 /// The operations that plans belong to.
@@ -57,6 +88,8 @@ pub mod operation {
     pub const DELETE: &str = "agent.delete";
     /// An export is brought back to what it should be.
     pub const CONVERGE: &str = "agent.converge";
+    /// A volume that is Ready gets other properties or another size.
+    pub const MODIFY: &str = "agent.modify";
 }
 
 /// The operation that a volume's next step most likely belongs to, for failures before any step.
@@ -75,16 +108,19 @@ pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> 
     if volume.is_deleting() {
         return delete(volume, seen, site);
     }
-    let access = Access::of(volume, seen.export.as_ref());
+    let export = seen.export.as_ref();
+    let access = Access::of(volume, export, site);
     // First, and without a look at the storage: a node is fenced also when the pool is in trouble.
-    if let Some(steps) = access.fence(volume, seen.export.as_ref()) {
+    if let Some(steps) = access.fence(volume, export, site) {
         return Ok(Plan::Run(operation::FENCE, steps));
     }
     judge::supported(volume)?;
-    if status::is_ready(volume)
-        && export::is_as_status_says(volume, seen.export.as_ref(), &site.ports)
-    {
-        return Ok(admit(volume, &access));
+    if status::serves(volume) && export::is_as_status_says(volume, export, &site.ports) {
+        // A change of the spec never holds up a publish.
+        let plan = admit(volume, &access, export, site);
+        if plan != Plan::Nothing || status::is_current(volume) {
+            return Ok(plan);
+        }
     }
     let Some(storage) = &seen.storage else {
         return Ok(Plan::LookAtStorage);
@@ -96,42 +132,107 @@ pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> 
             vec![create::step(volume)?.into()],
         ));
     };
+    let changes = changes::steps(volume, dataset);
+    if !volume.status.was_ready {
+        // Nobody is told of a volume that is not yet what was asked for.
+        let steps = changes.clone()?;
+        if !steps.is_empty() {
+            return Ok(Plan::Run(operation::CREATE, steps));
+        }
+    }
     let identity = Identity::new(pool.guid, dataset.guid);
-    let (mut steps, filesystem) = match judge::format(volume, dataset, seen.export.as_ref())? {
-        Some(uuid) => (Vec::new(), uuid),
-        None => (format(volume, &identity), identity.filesystem_uuid),
+    let (mut steps, filesystem) = match judge::format(volume, dataset, export)? {
+        Content::Raw => (Vec::new(), None),
+        Content::Made(uuid) => (Vec::new(), Some(uuid)),
+        Content::ToBeMade => (format(volume, &identity), Some(identity.filesystem_uuid)),
     };
-    steps.extend(export::rebuild(
+    let build = build(
         volume,
-        &identity,
-        seen.export.as_ref(),
-        storage,
-    ));
+        export,
+        site,
+        export::rebuild(volume, &identity, export, storage),
+    );
+    let switch = build.switch;
+    steps.extend(build.steps);
     steps.extend(access.readmit().map(Step::from));
-    steps.extend(export::links(volume, seen.export.as_ref(), &site.ports).map(Step::from));
+    steps.extend(build.links.into_iter().map(Step::from));
     let rebuilt = !steps.is_empty();
     steps.extend(access.admit().map(Step::from));
-    let wanted = status::ready(
-        volume,
-        (pool, dataset),
+    let exported = Exported {
+        pool,
+        dataset,
         filesystem,
-        access.mapped(),
-        site,
-        &seen.now,
-    );
+        published: access.mapped(),
+        write_protect: switch.after,
+        changes: match &changes {
+            Ok(steps) if steps.is_empty() => Changes::Applied,
+            _ => Changes::Pending,
+        },
+    };
+    let wanted = status::ready(volume, exported, site, &seen.now);
     let only_hosts = VolumeStatus {
         published_initiators: wanted.published_initiators.clone(),
+        write_protect: wanted.write_protect,
         ..volume.status.clone()
     } == wanted;
-    if wanted != volume.status {
+    if build.namespace == Namespace::Kept {
+        steps.extend(export::revalidate(volume, dataset));
+    }
+    if wanted != volume.status || switch.to.is_some() {
         steps.push(Step::Status(Box::new(wanted)));
     }
-    Ok(match (steps.is_empty(), volume.status.was_ready) {
-        (true, _) => Plan::Nothing,
-        (false, false) => Plan::Run(operation::CREATE, steps),
-        (false, true) if rebuilt || !only_hosts => Plan::Run(operation::CONVERGE, steps),
-        (false, true) => Plan::Run(operation::PUBLISH, steps),
+    let operation = match volume.status.was_ready {
+        false => operation::CREATE,
+        true if !rebuilt && only_hosts => operation::PUBLISH,
+        true if !rebuilt && status::serves(volume) => operation::MODIFY,
+        true => operation::CONVERGE,
+    };
+    Ok(match (steps.is_empty(), changes) {
+        (false, _) => Plan::Run(operation, steps),
+        (true, Err(failure)) => Plan::Refuse(failure),
+        (true, Ok(changes)) if changes.is_empty() => Plan::Nothing,
+        (true, Ok(changes)) => Plan::Run(operation::MODIFY, changes),
     })
+}
+
+/// How an export comes to stand, but for its hosts.
+struct Build {
+    steps: Vec<Step>,
+    namespace: Namespace,
+    switch: Switch,
+    /// Once hosts are let in.
+    links: Vec<Act>,
+}
+
+/// Around the steps that build what is missing: what the target must do with writes before anybody reaches it.
+fn build(
+    volume: &Volume,
+    export: Option<&ObservedSubsystem>,
+    site: &Site,
+    rebuild: Vec<Step>,
+) -> Build {
+    let makes = |step: &Step| matches!(step, Step::Act(Act::Namespace(_)));
+    let namespace = match rebuild.iter().any(makes) {
+        true => Namespace::Remade,
+        false => Namespace::Kept,
+    };
+    let switch = Switch::of(volume, site, namespace);
+    let hidden = match namespace {
+        Namespace::Remade => switch.hide(export, site),
+        Namespace::Kept => Vec::new(),
+    };
+    let linked = export.filter(|_| hidden.is_empty());
+    let links = export::links(volume, linked, &site.ports).collect();
+    let mut steps: Vec<Step> = switch.announce(volume).into_iter().collect();
+    steps.extend(hidden);
+    steps.extend(rebuild);
+    steps.extend(switch.steps(volume, export, site));
+    Build {
+        steps,
+        namespace,
+        switch,
+        links,
+    }
 }
 
 /// What start-up does for a volume before it links any: the export with the hosts that it had.
@@ -154,7 +255,7 @@ pub fn prepare(volume: &Volume, seen: &Seen, site: &Site) -> Result<Option<Prepa
     }
     judge::supported(volume)?;
     let export = seen.export.as_ref();
-    let mut build = Vec::new();
+    let mut rebuild = Vec::new();
     if !export::is_as_status_says(volume, export, &[]) {
         let Some(storage) = &seen.storage else {
             return Ok(None);
@@ -165,28 +266,46 @@ pub fn prepare(volume: &Volume, seen: &Seen, site: &Site) -> Result<Option<Prepa
         else {
             return Ok(Some(Prepared::default()));
         };
-        if judge::format(volume, dataset, export)?.is_some() {
-            let identity = Identity::new(pool.guid, dataset.guid);
-            build = export::rebuild(volume, &identity, export, storage);
+        if judge::format(volume, dataset, export)? == Content::ToBeMade {
+            return Ok(Some(Prepared::default()));
         }
+        let identity = Identity::new(pool.guid, dataset.guid);
+        rebuild = export::rebuild(volume, &identity, export, storage);
     }
-    build.extend(Access::of(volume, export).readmit().map(Step::from));
+    let mut build = build(volume, export, site, rebuild);
+    if let Some(state) = build.switch.to {
+        // So that the reconcile that follows need not switch again.
+        build.steps.push(protect::status(volume, state));
+    }
+    let readmit = Access::of(volume, export, site)
+        .readmit()
+        .map(Step::from)
+        .collect::<Vec<_>>();
+    build.steps.extend(readmit);
     Ok(Some(Prepared {
-        build,
-        links: export::links(volume, export, &site.ports).collect(),
+        build: build.steps,
+        links: build.links,
     }))
 }
 
 /// The publish path: no look at the storage.
-fn admit(volume: &Volume, access: &Access) -> Plan {
-    let mut steps: Vec<Step> = access
-        .readmit()
-        .chain(access.admit())
-        .map(Step::from)
-        .collect();
-    let rebuilt = access.readmit().next().is_some();
-    if !access.is_published() {
-        steps.push(published(volume, access.mapped()));
+fn admit(
+    volume: &Volume,
+    access: &Access,
+    export: Option<&ObservedSubsystem>,
+    site: &Site,
+) -> Plan {
+    let switch = Switch::of(volume, site, Namespace::Kept);
+    let mut steps: Vec<Step> = switch.announce(volume).into_iter().collect();
+    steps.extend(switch.steps(volume, export, site));
+    let rebuilt = access.readmit().next().is_some() || (switch.to.is_none() && !steps.is_empty());
+    steps.extend(access.readmit().chain(access.admit()).map(Step::from));
+    if !access.is_published() || switch.to.is_some() {
+        steps.push(Step::Status(Box::new(VolumeStatus {
+            published_initiators: access.mapped(),
+            write_protect: switch.after,
+            ..volume.status.clone()
+        })));
     }
     match steps.is_empty() {
         true => Plan::Nothing,
@@ -233,7 +352,7 @@ fn delete(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> {
         // Its first act is to unlink the ports: whoever was admitted is cut by that.
         steps.push(Step::Act(Act::Teardown {
             nqn: export.nqn.clone(),
-            hosts: Access::of(volume, Some(export)).admitted(),
+            hosts: Access::of(volume, Some(export), site).admitted(),
         }));
     }
     if !volume.status.published_initiators.is_empty() {

@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::super::observe::{Host, Seen};
-use super::super::sim::{Content, DEAD, SimHost, World};
+use super::super::observe::{Class, Host, Seen};
+use super::super::sim::{Content, DEAD, LOOP_PORT, NODE, SimHost, World};
 use super::*;
+use crate::model::volume::{Provisioning, VolumeMode};
 use crate::store::conformance::{initiator, volume};
 
 /// A host with the store beside it.
@@ -20,9 +21,10 @@ struct Scene {
 
 fn site() -> Site {
     Site {
-        node: "storage0".into(),
+        node: NODE.into(),
         ports: vec![1, 2],
         portal: "192.0.2.1:4420".into(),
+        loop_port: LOOP_PORT,
     }
 }
 
@@ -62,6 +64,7 @@ impl Scene {
             match plan {
                 Plan::Nothing => return Ok(()),
                 Plan::LookAtStorage => panic!("it has looked"),
+                Plan::Refuse(failure) => return Err(failure),
                 Plan::Run(_, steps) => steps.iter().try_for_each(|step| self.step(step))?,
             }
         }
@@ -107,6 +110,16 @@ impl Scene {
             return assert!(writers.is_empty(), "rule 4: {writers:?} outlive the volume");
         };
         let status = &volume.status;
+        if let (Some(told), Some(shown)) = (
+            status.actual_capacity,
+            world.shown.get(&names::subsystem_nqn("v")),
+        ) {
+            assert!(
+                told <= *shown,
+                "rule 9: {told} bytes are told, hosts see {shown}"
+            );
+        }
+        self.check_read_only(&world, volume);
         for host in writers {
             let known = status
                 .mapped_initiators
@@ -121,6 +134,27 @@ impl Scene {
                 known,
                 "rule 4: the agent's word is that {host} is gone, and it is not"
             );
+        }
+    }
+
+    /// Who may only read never finds a namespace that takes writes, and who may write always does.
+    fn check_read_only(&self, world: &World, volume: &Volume) {
+        let nqn = names::subsystem_nqn("v");
+        // Without a namespace there is nothing to write to.
+        if world
+            .subsystems
+            .get(&nqn)
+            .is_none_or(|s| s.namespaces.is_empty())
+        {
+            return;
+        }
+        let is_protected = world.protected.contains(&nqn);
+        for initiator in &volume.status.mapped_initiators {
+            let host = &initiator.initiator_id;
+            let is_here = *host == names::host_nqn(NODE);
+            if world.controllers.contains(&(nqn.clone(), host.clone())) && !is_here {
+                assert_eq!(initiator.read_only, is_protected, "rule 5: {host}");
+            }
         }
     }
 
@@ -139,6 +173,17 @@ fn sweep(story: impl Fn() -> Scene) {
     let acts = whole.host.done.lock().unwrap().len();
     let end = whole.end();
     assert!(acts > 1, "a story to tell");
+    for subsystem in end.0.subsystems.values() {
+        let is_agent = |host: &String| *host == names::agent_nqn(NODE);
+        assert!(
+            !subsystem.ports.contains(&LOOP_PORT),
+            "the loop port is closed"
+        );
+        assert!(
+            !subsystem.allowed_hosts.iter().any(is_agent),
+            "the agent is out"
+        );
+    }
     for stop in 0..acts {
         let mut scene = story();
         *scene.host.dies_in.lock().unwrap() = Some(stop);
@@ -164,6 +209,23 @@ fn ready(mapped: &[&str]) -> Scene {
     scene.drive().unwrap();
     map(&mut scene, mapped);
     scene.single_writer = mapped.len() <= 1;
+    scene.drive().unwrap();
+    scene
+}
+
+/// Maps nodes that may only read.
+fn map_readers(scene: &mut Scene, nodes: &[&str]) {
+    map(scene, nodes);
+    for initiator in &mut scene.volume.as_mut().unwrap().status.mapped_initiators {
+        initiator.read_only = true;
+    }
+}
+
+/// A volume that these nodes read.
+fn read_by(nodes: &[&str]) -> Scene {
+    let mut scene = ready(&[]);
+    scene.single_writer = false;
+    map_readers(&mut scene, nodes);
     scene.drive().unwrap();
     scene
 }
@@ -271,6 +333,188 @@ fn crash_sweep_delete_of_one_that_was_never_ready() {
             Some("2026-11-01T12:00:00Z".into());
         scene
     });
+}
+
+#[test]
+fn crash_sweep_rule_01_create_of_a_raw_volume() {
+    sweep(|| {
+        let mut scene = scene();
+        let spec = &mut scene.volume.as_mut().unwrap().spec;
+        spec.volume_mode = VolumeMode::Block;
+        spec.tuning.provisioning = Provisioning::Thick;
+        scene
+            .host
+            .world
+            .lock()
+            .unwrap()
+            .zvol("tank/store", &[], Content::Data);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_rule_09_expand_and_tune_while_published() {
+    for provisioning in [Provisioning::Thin, Provisioning::Thick] {
+        sweep(|| {
+            let mut scene = ready(&["node0"]);
+            let volume = scene.volume.as_mut().unwrap();
+            volume.metadata.generation += 1;
+            volume.spec.capacity *= 2;
+            volume.spec.tuning.provisioning = provisioning;
+            volume.spec.tuning.sync = "always".into();
+            scene
+        });
+    }
+}
+
+#[test]
+fn crash_sweep_rule_09_a_thick_volume_grows_with_its_reservation() {
+    sweep(|| {
+        let mut scene = scene();
+        scene
+            .host
+            .world
+            .lock()
+            .unwrap()
+            .zvol("tank/store", &[], Content::Data);
+        let volume = scene.volume.as_mut().unwrap();
+        volume.spec.tuning.provisioning = Provisioning::Thick;
+        volume.spec.tuning.compression = "zstd-3-fast".into();
+        scene.drive().unwrap();
+        let volume = scene.volume.as_mut().unwrap();
+        volume.metadata.generation += 1;
+        volume.spec.capacity *= 2;
+        volume.spec.tuning.compression.clear();
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_rule_05_readers_come_after_the_switch() {
+    sweep(|| {
+        let mut scene = ready(&[]);
+        scene.single_writer = false;
+        map_readers(&mut scene, &["node0", "node1"]);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_rule_05_a_writer_comes_after_readers_and_goes_again() {
+    sweep(|| {
+        let mut scene = read_by(&["node0", "node1"]);
+        map(&mut scene, &["node2"]);
+        scene
+    });
+    sweep(|| {
+        let mut scene = read_by(&["node0"]);
+        map(&mut scene, &["node1"]);
+        scene.drive().unwrap();
+        map_readers(&mut scene, &["node0"]);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_rule_05_one_of_two_readers_leaves() {
+    sweep(|| {
+        let mut scene = read_by(&["node0", "node1"]);
+        map_readers(&mut scene, &["node1"]);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_rule_05_readers_leave_and_others_come() {
+    sweep(|| {
+        let mut scene = read_by(&["node0"]);
+        map_readers(&mut scene, &[]);
+        scene.drive().unwrap();
+        map_readers(&mut scene, &["node1"]);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_rule_05_protection_is_made_anew_after_a_reboot() {
+    sweep(|| {
+        let scene = read_by(&["node0", "node1"]);
+        scene.host.reboot();
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_rule_05_a_namespace_that_vanished_comes_back_protected() {
+    sweep(|| {
+        let scene = read_by(&["node0", "node1"]);
+        scene.host.lose_namespaces();
+        scene
+    });
+    sweep(|| {
+        let mut scene = read_by(&["node0"]);
+        map_readers(&mut scene, &[]);
+        scene.drive().unwrap();
+        scene.host.lose_namespaces();
+        scene.drive().unwrap();
+        map(&mut scene, &["node1"]);
+        scene
+    });
+}
+
+#[test]
+fn crash_sweep_rule_04_the_owners_own_consumer_moves_away() {
+    sweep(|| {
+        let mut scene = ready(&[NODE]);
+        map(&mut scene, &["node1"]);
+        scene
+    });
+}
+
+#[test]
+fn rule_04_the_owners_own_consumer_stays_while_it_uses_the_zvol() {
+    let mut scene = ready(&[NODE]);
+    let hold = |scene: &Scene| {
+        let mut world = scene.host.world.lock().unwrap();
+        world.held_here.insert("tank/csi/block/v".into());
+    };
+    hold(&scene);
+    map(&mut scene, &["node1"]);
+    let busy = scene.drive().unwrap_err();
+    assert_eq!((busy.reason, busy.class), (reason::BUSY, Class::Retry));
+    let published = |scene: &Scene| {
+        scene
+            .volume
+            .as_ref()
+            .unwrap()
+            .status
+            .published_initiators
+            .clone()
+    };
+    assert_eq!(
+        published(&scene),
+        [names::host_nqn(NODE)],
+        "nobody else is let in"
+    );
+    scene.host.world.lock().unwrap().held_here.clear();
+    scene.drive().unwrap();
+    assert_eq!(published(&scene), [names::host_nqn("node1")]);
+}
+
+#[test]
+fn rule_04_a_consumer_here_does_not_hold_up_the_fence_of_another() {
+    let mut scene = ready(&[NODE, "node0"]);
+    scene
+        .host
+        .world
+        .lock()
+        .unwrap()
+        .held_here
+        .insert("tank/csi/block/v".into());
+    map(&mut scene, &[]);
+    scene.drive().unwrap_err();
+    let status = &scene.volume.as_ref().unwrap().status;
+    assert_eq!(status.published_initiators, [names::host_nqn(NODE)]);
 }
 
 #[test]

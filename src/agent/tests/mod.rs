@@ -178,6 +178,46 @@ async fn what_fails_for_a_while_is_told_and_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_zfs_refuses_is_told_while_the_volume_serves_and_is_tried_again() {
+    let rig = Rig::new().await;
+    rig.store.volumes().create(volume("v")).await.unwrap();
+    rig.until_ready("v").await;
+    let failure = Failure::lasting(reason::NO_SPACE, "tank: no space left");
+    *rig.host.fails.lock().unwrap() = Some(("zfs.set", 3, failure));
+    let mut larger = rig.get("v").await;
+    larger.spec.capacity *= 2;
+    rig.store.volumes().update_spec(larger).await.unwrap();
+    let refused = rig
+        .until("v", |v| v.is_some_and(|v| v.condition("Applied").is_some()))
+        .await
+        .unwrap();
+    let applied = refused.condition("Applied").unwrap();
+    assert_eq!(
+        (applied.status.as_str(), applied.reason.as_str()),
+        ("False", reason::NO_SPACE)
+    );
+    assert_eq!(refused.status.observed_generation, 2);
+    assert_eq!(
+        (refused.status.state, refused.trouble()),
+        (State::Ready, None)
+    );
+    rig.map("v", &["node0"]).await;
+    rig.until_published("v", &["node0"]).await;
+    let grown = rig
+        .until("v", |v| {
+            v.is_some_and(|v| v.condition("Applied").unwrap().status == "True")
+        })
+        .await
+        .unwrap();
+    assert_eq!(grown.status.actual_capacity, Some(2 << 30));
+    assert_eq!(
+        rig.host.world.lock().unwrap().shown[&names::subsystem_nqn("v")],
+        2 << 30,
+        "what its consumer sees"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_deletion_that_must_wait_says_why() {
     let rig = Rig::new().await;
     rig.store.volumes().create(volume("v")).await.unwrap();
@@ -410,9 +450,13 @@ fn settings_that_make_no_sense_are_refused() {
     let portal = "192.0.2.1:4420".parse().unwrap();
     assert!(matches!(new(vec![], 1), Some(Error::Config(_))));
     assert!(matches!(
-        new(vec![portal, portal], u16::MAX),
+        new(vec![portal, portal], u16::MAX - 1),
         Some(Error::Config(_))
     ));
-    assert!(new(vec![portal], u16::MAX).is_none());
+    assert!(matches!(
+        new(vec![portal], u16::MAX),
+        Some(Error::Config(_))
+    ));
+    assert!(new(vec![portal], u16::MAX - 1).is_none());
     assert_eq!(Failure::kernel("x").class, Class::Retry);
 }

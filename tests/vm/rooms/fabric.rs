@@ -169,7 +169,7 @@ impl Fabric {
                 },
                 true,
             ),
-            None => (Transport::Loop, false),
+            None => (Transport::Loop { port: self.port.id }, false),
         };
         ConnectOptions {
             transport,

@@ -328,7 +328,11 @@ fn the_loop_port_serves_this_very_machine() {
             seen.address.as_str(),
             seen.state.as_str()
         ),
-        ("loop", "", "live")
+        (
+            "loop",
+            format!("traddr={}", fabric.port.id).as_str(),
+            "live"
+        )
     );
     assert_eq!(namespace.nguid, Some(fabric.namespace.nguid));
 }

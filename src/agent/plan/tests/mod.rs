@@ -1,15 +1,17 @@
 //! The rules, one by one.
 
+mod changes;
 mod delete;
 mod export;
+mod protect;
 
 use uuid::Uuid;
 use zvolt_kernel::nvmet::{ObservedNamespace, ObservedSubsystem};
-use zvolt_kernel::zfs::Pool;
+use zvolt_kernel::zfs::{Pool, Properties};
 
-use super::super::observe::{Class, Dataset, Storage};
+use super::super::observe::{Class, Dataset, Reserved, Storage};
 use super::*;
-use crate::model::volume::{Claim, VolumeType};
+use crate::model::volume::{Claim, Provisioning, Tuning, VolumeMode, VolumeType, WriteProtect};
 use crate::ops::Step as _;
 use crate::store::conformance::{initiator, volume};
 
@@ -22,6 +24,7 @@ fn site() -> Site {
         node: "storage0".into(),
         ports: vec![1, 2],
         portal: "192.0.2.1:4420".into(),
+        loop_port: 9,
     }
 }
 
@@ -41,6 +44,9 @@ fn dataset() -> Dataset {
     Dataset {
         guid: GUID,
         volsize: Some(1 << 30),
+        volblocksize: Some(16 << 10),
+        reserved: Reserved::Nothing,
+        own: Properties::new(),
         origin: None,
         handle: Some("v".into()),
         uid: Some("uid-1".into()),
@@ -91,9 +97,14 @@ fn is_ready(mapped: &[&str], published: &[&str]) -> Volume {
     let found = storage(Some(dataset()));
     volume.status = status::ready(
         &volume,
-        (found.pool.as_ref().unwrap(), &dataset()),
-        identity().filesystem_uuid,
-        published.iter().map(|n| names::host_nqn(n)).collect(),
+        Exported {
+            pool: found.pool.as_ref().unwrap(),
+            dataset: &dataset(),
+            filesystem: Some(identity().filesystem_uuid),
+            published: published.iter().map(|n| names::host_nqn(n)).collect(),
+            write_protect: WriteProtect::Off,
+            changes: Changes::Applied,
+        },
         &site(),
         NOW,
     );
@@ -109,7 +120,7 @@ fn deleting(mut volume: Volume) -> Volume {
 fn steps(plan: &Plan) -> Vec<&'static str> {
     match plan {
         Plan::Run(_, steps) => steps.iter().map(|s| s.name()).collect(),
-        Plan::Nothing | Plan::LookAtStorage => Vec::new(),
+        Plan::Nothing | Plan::LookAtStorage | Plan::Refuse(_) => Vec::new(),
     }
 }
 
@@ -203,9 +214,10 @@ fn the_one_create_says_whose_it_is() {
         namespace: "shop".into(),
         name: "db".into(),
     });
-    let Act::Create(spec) = create::step(&volume).unwrap() else {
+    let Act::Create { spec, provisioning } = create::step(&volume).unwrap() else {
         panic!("a create")
     };
+    assert_eq!(provisioning, Provisioning::Thin);
     assert_eq!(spec.dataset, "tank/csi/block/v");
     let pair = |k: &str, v: &str| (k.to_owned(), v.to_owned());
     for expected in [
@@ -305,6 +317,65 @@ fn rule_01_only_a_pending_zvol_of_its_own_is_formatted() {
 }
 
 #[test]
+fn rule_01_nothing_is_ever_made_on_a_raw_volume() {
+    let mut volume = wanted();
+    volume.spec.volume_mode = VolumeMode::Block;
+    let Act::Create { spec, .. } = create::step(&volume).unwrap() else {
+        panic!("a create")
+    };
+    let record = |key: &str| {
+        let key = format!("zfs.csi.randomvariable.co.uk:{key}");
+        spec.user_properties
+            .iter()
+            .find(|(k, _)| *k == key)
+            .map(|(_, v)| v.as_str())
+    };
+    assert_eq!(
+        (record("format"), record("fstype")),
+        (Some("none"), Some("none"))
+    );
+    let with = |format: Format| {
+        seen(
+            None,
+            Some(storage(Some(Dataset {
+                format,
+                ..dataset()
+            }))),
+        )
+    };
+    let now = with(Format::Raw);
+    assert_eq!(
+        run(&volume, &now).1,
+        [
+            "nvmet.subsystem",
+            "zvol.appear",
+            "nvmet.namespace",
+            "nvmet.link",
+            "nvmet.link",
+            "store.status"
+        ]
+    );
+    assert_eq!(written(&volume, &now).filesystem_uuid, None);
+    // Whatever else the record says, it is neither formatted nor handed out.
+    for format in [
+        Format::Pending,
+        Format::Absent,
+        Format::Made(FsType::Ext4, Uuid::from_u128(9)),
+        Format::Unknown("zfs:1".into()),
+    ] {
+        let refused = failure(&volume, &with(format.clone()));
+        assert_eq!(refused.reason, reason::DATASET_FOREIGN, "{format:?}");
+    }
+    volume.spec.volume_mode = VolumeMode::Filesystem;
+    let refused = failure(&volume, &now);
+    assert_eq!(
+        refused.reason,
+        reason::DATASET_FOREIGN,
+        "a raw zvol is not formatted later"
+    );
+}
+
+#[test]
 fn rule_01_nothing_is_exported_before_the_record() {
     let created = Dataset {
         format: Format::Pending,
@@ -370,7 +441,7 @@ fn rule_07_the_size_is_a_multiple_of_the_block_and_read_back() {
         volume.spec.capacity = capacity;
         volume.spec.vol_block_size = block.into();
         create::step(&volume).map(|act| match act {
-            Act::Create(spec) => (spec.volsize, spec.volblocksize),
+            Act::Create { spec, .. } => (spec.volsize, spec.volblocksize),
             other => panic!("{other:?}"),
         })
     };
