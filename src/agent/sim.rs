@@ -212,6 +212,7 @@ impl Host for SimHost {
                 name: pool.into(),
                 guid: *guid,
                 health: health.clone(),
+                ..Pool::default()
             }),
             dataset: found
                 .map(|z| Dataset::from_properties(dataset, &z.properties))

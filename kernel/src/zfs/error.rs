@@ -6,7 +6,7 @@ use nix::errno::Errno;
 use nix::libc;
 
 use super::ffi::handle::Failure;
-use super::{Error, name};
+use super::{Error, Snapshot, name};
 use crate::error::SysError;
 
 /// `zfs_errno_t` (`sys/fs/zfs.h`), what may come here.
@@ -40,8 +40,8 @@ mod ezfs {
     pub(super) const NOSPC: c_int = 2032;
 }
 
-/// `lzc_create` failed; `names` are the properties that it was given.
-pub(super) fn created(dataset: &str, names: &str, code: c_int) -> Error {
+/// `lzc_create` or `lzc_clone` failed; `names` are the properties that it was given.
+pub(super) fn created(call: &'static str, dataset: &str, names: &str, code: c_int) -> Error {
     let bad = |property: &str, detail: &str| Error::BadProperty {
         name: dataset.to_owned(),
         property: property.to_owned(),
@@ -60,27 +60,153 @@ pub(super) fn created(dataset: &str, names: &str, code: c_int) -> Error {
         libc::EINVAL | libc::ERANGE | libc::E2BIG | zfs_errno::BADPROP => {
             bad(names, "the kernel does not take one of them")
         }
-        zfs_errno::WRONG_PARENT => sys("lzc_create", dataset, code, "its parent is a volume"),
-        _ => common("lzc_create", dataset, code),
+        zfs_errno::WRONG_PARENT => sys(call, dataset, code, "its parent is a volume"),
+        _ => common(call, dataset, code),
     }
 }
 
-/// `lzc_destroy` failed.
+/// `lzc_destroy` failed, and the dataset is there and not in use.
 pub(super) fn destroyed(dataset: &str, code: c_int) -> Error {
-    let busy = |detail: &str| Error::Busy {
-        name: dataset.to_owned(),
-        detail: detail.to_owned(),
-    };
     match code {
-        libc::ENOENT => Error::NotFound {
-            name: dataset.to_owned(),
-        },
         // Never recursive: what is below is somebody's.
-        libc::EEXIST => busy("it has children (zfs list -r -t all)"),
-        libc::EBUSY => busy(
-            "it is open or mounted, or has snapshots or holds (zfs list -t snapshot, fuser -v)",
-        ),
+        libc::EEXIST => Error::Busy {
+            name: dataset.to_owned(),
+            detail: "it has children (zfs list -r -t all)".to_owned(),
+        },
         _ => common("lzc_destroy", dataset, code),
+    }
+}
+
+/// Why a dataset is in use; `None` when its snapshots could not be read.
+pub(super) fn in_use(snapshots: Option<&[Snapshot]>) -> String {
+    match snapshots {
+        None => {
+            "it is open or mounted, or has snapshots (zfs list -t snapshot, fuser -v)".to_owned()
+        }
+        Some([]) => "it is open or mounted (fuser -v)".to_owned(),
+        Some(snapshots) => format!(
+            "it has snapshots: {}",
+            some_of(snapshots.iter().map(|snapshot| snapshot.name.as_str()))
+        ),
+    }
+}
+
+/// Why a snapshot cannot be destroyed; `None` when it could not be read again.
+pub(super) fn held(snapshot: Option<&Snapshot>, code: c_int) -> String {
+    match snapshot {
+        Some(it) if code == libc::EEXIST && !it.clones.is_empty() => format!(
+            "it has clones: {}",
+            some_of(it.clones.iter().map(String::as_str))
+        ),
+        Some(it) if code == libc::EBUSY && it.holds > 0 => {
+            format!("it has {} holds (zfs holds)", it.holds)
+        }
+        Some(_) if code == libc::EBUSY => {
+            "it is open: it is being sent, or its device or mount is in use".to_owned()
+        }
+        _ => "it has clones or holds, or is open (zfs get clones,userrefs)".to_owned(),
+    }
+}
+
+/// The first few names, and how many more.
+fn some_of<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    const SHOWN: usize = 3;
+    let more = names.len().saturating_sub(SHOWN);
+    let shown = names.take(SHOWN).collect::<Vec<_>>().join(", ");
+    if more == 0 {
+        shown
+    } else {
+        format!("{shown} and {more} more")
+    }
+}
+
+/// `lzc_snapshot` failed at `snapshot`, whose dataset is there.
+pub(super) fn not_snapped(snapshot: &str, code: c_int) -> Error {
+    let name = snapshot.to_owned();
+    match code {
+        libc::ENOSPC => Error::NoSpace {
+            name,
+            detail: "ENOSPC: with a refreservation, a snapshot needs as much as the volume holds"
+                .to_owned(),
+        },
+        libc::EDQUOT => Error::NoSpace {
+            name,
+            detail: "EDQUOT: a quota or a snapshot_limit is reached".to_owned(),
+        },
+        libc::EBUSY => Error::Busy {
+            name: name::halves(snapshot).0.to_owned(),
+            detail: "it is being received, or a receive did not end (zfs receive -A)".to_owned(),
+        },
+        libc::ENOTSUP => sys("lzc_snapshot", snapshot, code, "zpool upgrade"),
+        _ => common("lzc_snapshot", snapshot, code),
+    }
+}
+
+/// `lzc_destroy_snaps` failed for another reason than that it is held or gone.
+pub(super) fn not_destroyed(snapshot: &str, code: c_int) -> Error {
+    common("lzc_destroy_snaps", snapshot, code)
+}
+
+/// `lzc_promote` failed on a dataset that is there; `conflict` is what stands after the `@` on both sides.
+pub(super) fn not_promoted(dataset: &str, conflict: &str, code: c_int) -> Error {
+    let call = "lzc_promote";
+    match code {
+        libc::EEXIST => Error::Exists {
+            name: format!("{dataset}@{conflict}"),
+        },
+        libc::EBUSY => Error::Busy {
+            name: dataset.to_owned(),
+            detail: "a snapshot of its origin is open: it is being sent, or its device is in use"
+                .to_owned(),
+        },
+        libc::EINVAL => sys(call, dataset, code, "it is no clone"),
+        libc::ENAMETOOLONG => sys(
+            call,
+            dataset,
+            code,
+            "a snapshot that moves to it would have a name of more than 255 bytes",
+        ),
+        _ => common(call, dataset, code),
+    }
+}
+
+/// `lzc_rename` failed on a dataset that is there, to a parent that is there.
+pub(super) fn renamed(from: &str, to: &str, code: c_int) -> Error {
+    let call = "lzc_rename";
+    match code {
+        libc::EEXIST => Error::Exists {
+            name: to.to_owned(),
+        },
+        libc::EINVAL => sys(call, from, code, "a dataset cannot go below itself"),
+        libc::ENAMETOOLONG => sys(
+            call,
+            from,
+            code,
+            "it, a snapshot of it, or what is below it would have a name of more than 255 bytes",
+        ),
+        zfs_errno::WRONG_PARENT => sys(call, to, code, "its parent is a volume"),
+        _ => common(call, from, code),
+    }
+}
+
+/// The rollback failed on a dataset and to a snapshot that are there.
+pub(super) fn not_rolled_back(snapshot: &str, code: c_int, said: &str) -> Error {
+    let call = "zfs.sync.rollback";
+    let dataset = name::halves(snapshot).0;
+    match code {
+        libc::EBUSY => Error::Busy {
+            name: dataset.to_owned(),
+            detail: "it is open or mounted (fuser -v)".to_owned(),
+        },
+        libc::EEXIST => sys(
+            call,
+            snapshot,
+            code,
+            "it is not the newest snapshot, or there is a newer bookmark",
+        ),
+        libc::ENOSPC | libc::EDQUOT => common(call, dataset, code),
+        _ if said.is_empty() => common(call, snapshot, code),
+        _ => sys(call, snapshot, code, said),
     }
 }
 
@@ -167,8 +293,14 @@ pub(super) fn failed(call: &'static str, subject: &str, failure: Failure) -> Err
         .into()
 }
 
-/// `zfs_prop_set` failed.
-pub(super) fn not_set(dataset: &str, property: &str, value: &str, failure: Failure) -> Error {
+/// `zfs_prop_set` or `zfs_prop_inherit` failed.
+pub(super) fn not_set(
+    call: &'static str,
+    dataset: &str,
+    property: &str,
+    value: &str,
+    failure: Failure,
+) -> Error {
     match failure.code {
         // A reservation, or a size whose reservation grows with it, does not fit.
         ezfs::PROPSPACE if matches!(property, "reservation" | "refreservation" | "volsize") => {
@@ -188,7 +320,7 @@ pub(super) fn not_set(dataset: &str, property: &str, value: &str, failure: Failu
             value: value.to_owned(),
             detail: failure.description,
         },
-        _ => failed("zfs_prop_set", dataset, failure),
+        _ => failed(call, dataset, failure),
     }
 }
 
@@ -215,7 +347,15 @@ mod tests {
 
     #[test]
     fn a_create_that_fails_names_what_is_to_do() {
-        let text = |code| created("tank/csi/block/x", "volsize, compression", code).to_string();
+        let text = |code| {
+            created(
+                "lzc_create",
+                "tank/csi/block/x",
+                "volsize, compression",
+                code,
+            )
+            .to_string()
+        };
         assert_eq!(text(libc::ENOENT), "tank/csi/block does not exist");
         assert_eq!(text(libc::EEXIST), "tank/csi/block/x exists already");
         assert_eq!(
@@ -227,7 +367,7 @@ mod tests {
             "tank/csi/block/x: no space left: EDQUOT"
         );
         assert!(matches!(
-            created("t/x", "volsize, compression", libc::EINVAL),
+            created("lzc_create", "t/x", "volsize, compression", libc::EINVAL),
             Error::BadProperty { property, .. } if property == "volsize, compression"
         ));
         assert!(text(zfs_errno::BADPROP).contains("ZFS error 1044"));
@@ -236,11 +376,62 @@ mod tests {
 
     #[test]
     fn rule_06_a_destroy_that_would_have_to_be_recursive_is_busy() {
-        for code in [libc::EEXIST, libc::EBUSY] {
-            assert!(matches!(destroyed("t/x", code), Error::Busy { .. }));
+        assert!(matches!(
+            destroyed("t/x", libc::EEXIST),
+            Error::Busy { detail, .. } if detail.contains("children")
+        ));
+    }
+
+    fn snapshot(name: &str) -> Snapshot {
+        Snapshot {
+            name: name.to_owned(),
+            ..Snapshot::default()
         }
+    }
+
+    #[test]
+    fn busy_says_who_holds_it() {
+        let four: Vec<_> = ["t/x@1", "t/x@2", "t/x@3", "t/x@4"].map(snapshot).into();
+        assert_eq!(
+            in_use(Some(&four)),
+            "it has snapshots: t/x@1, t/x@2, t/x@3 and 1 more"
+        );
+        assert_eq!(in_use(Some(&[])), "it is open or mounted (fuser -v)");
+        assert!(in_use(None).contains("or has snapshots"));
+
+        let mut it = snapshot("t/x@1");
+        assert!(held(Some(&it), libc::EBUSY).contains("open"));
+        it.holds = 2;
+        assert_eq!(held(Some(&it), libc::EBUSY), "it has 2 holds (zfs holds)");
+        it.clones = vec!["t/y".to_owned()];
+        assert_eq!(held(Some(&it), libc::EEXIST), "it has clones: t/y");
+        assert!(held(None, libc::EEXIST).contains("clones or holds"));
+    }
+
+    #[test]
+    fn a_snapshot_that_has_no_space_says_why() {
+        for code in [libc::ENOSPC, libc::EDQUOT] {
+            assert!(matches!(
+                not_snapped("t/x@s", code),
+                Error::NoSpace { name, .. } if name == "t/x@s"
+            ));
+        }
+        assert!(matches!(
+            not_snapped("t/x@s", libc::EEXIST),
+            Error::Exists { name } if name == "t/x@s"
+        ));
+    }
+
+    #[test]
+    fn bug_c_74_a_promotion_names_the_snapshot_in_the_way() {
+        assert!(matches!(
+            not_promoted("t/clone", "s", libc::EEXIST),
+            Error::Exists { name } if name == "t/clone@s"
+        ));
         assert!(
-            matches!(destroyed("t/x", libc::ENOENT), Error::NotFound { name } if name == "t/x")
+            not_promoted("t/x", "", libc::EINVAL)
+                .to_string()
+                .contains("no clone")
         );
     }
 
@@ -277,11 +468,23 @@ mod tests {
     #[test]
     fn a_reservation_that_does_not_fit_is_no_space() {
         assert!(matches!(
-            not_set("t/x", "volsize", "1", failure(ezfs::PROPSPACE)),
+            not_set(
+                "zfs_prop_set",
+                "t/x",
+                "volsize",
+                "1",
+                failure(ezfs::PROPSPACE)
+            ),
             Error::NoSpace { .. }
         ));
         assert!(matches!(
-            not_set("t/x", "quota", "1", failure(ezfs::PROPSPACE)),
+            not_set(
+                "zfs_prop_set",
+                "t/x",
+                "quota",
+                "1",
+                failure(ezfs::PROPSPACE)
+            ),
             Error::BadProperty { .. }
         ));
     }

@@ -8,11 +8,28 @@ use super::ffi::{Kind, Libraries, PropType};
 use super::{Error, Properties, name};
 use crate::error::SysError;
 
+/// Where what is created comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Birth {
+    New(Kind),
+    /// A volume's clone, which has the properties that are set once from its origin.
+    Clone,
+}
+
+impl Birth {
+    fn kind(self) -> Kind {
+        match self {
+            Self::New(kind) => kind,
+            Self::Clone => Kind::Volume,
+        }
+    }
+}
+
 /// What is being created, and its list of properties so far.
 pub(super) struct Builder<'a> {
     libraries: &'static Libraries,
     dataset: &'a str,
-    kind: Kind,
+    birth: Birth,
     list: NvList,
     names: Vec<&'a str>,
 }
@@ -21,14 +38,14 @@ impl<'a> Builder<'a> {
     pub(super) fn new(
         libraries: &'static Libraries,
         dataset: &'a str,
-        kind: Kind,
+        birth: Birth,
     ) -> Result<Self, Error> {
         let list = NvList::new(libraries)
             .map_err(|errno| SysError::new("nvlist_alloc", dataset, errno))?;
         Ok(Self {
             libraries,
             dataset,
-            kind,
+            birth,
             list,
             names: Vec::new(),
         })
@@ -52,11 +69,15 @@ impl<'a> Builder<'a> {
             .libraries
             .prop(&name)
             .ok_or_else(|| bad("this version of ZFS has no such property".to_owned()))?;
-        if !self.libraries.can_be_given(prop) {
-            return Err(bad("is read-only".to_owned()));
+        match (self.birth, self.libraries.is_set_once(prop)) {
+            (Birth::New(_), true) => {}
+            (Birth::Clone, true) => return Err(bad("a clone has it from its origin".to_owned())),
+            (_, false) if self.libraries.can_be_set(prop) => {}
+            (_, false) => return Err(bad("is read-only".to_owned())),
         }
-        if !self.libraries.applies_to(prop, self.kind) {
-            return Err(bad(format!("does not apply to a {}", kind_name(self.kind))));
+        let kind = self.birth.kind();
+        if !self.libraries.applies_to(prop, kind) {
+            return Err(bad(format!("does not apply to a {}", kind_name(kind))));
         }
         match self.libraries.prop_type(prop) {
             Some(PropType::Number) => {
@@ -164,6 +185,40 @@ pub(super) fn read(
     properties
 }
 
+/// The user properties in a list of properties.
+pub(super) fn user(all: NvRef<'_>, own_name: &str) -> Properties {
+    all.pairs()
+        .filter(|(property, _)| property.contains(':'))
+        .filter_map(|(property, entry)| match entry {
+            Value::List(entry) => Some((property, user_text(entry, own_name)?)),
+            _ => None,
+        })
+        .collect()
+}
+
+/// A native property that is a number, in a list of properties.
+pub(super) fn number_of(all: NvRef<'_>, property: &str) -> Option<u64> {
+    match list_of(all, property)?.get("value")? {
+        Value::U64(number) => Some(number),
+        _ => None,
+    }
+}
+
+/// The names in a native property that is a list of names; `None` when it is not told.
+pub(super) fn names_of(all: NvRef<'_>, property: &str) -> Option<Vec<String>> {
+    match list_of(all, property)?.get("value")? {
+        Value::List(names) => Some(names.pairs().map(|(name, _)| name).collect()),
+        _ => None,
+    }
+}
+
+fn list_of<'a>(all: NvRef<'a>, property: &str) -> Option<NvRef<'a>> {
+    match all.get(property)? {
+        Value::List(entry) => Some(entry),
+        _ => None,
+    }
+}
+
 /// Only what was set here counts: an inherited value names an ancestor as its source, a received one
 /// is `$recvd` (`ZPROP_SOURCE_VAL_RECVD`), and neither proves whose the dataset is.
 fn user_text(entry: NvRef<'_>, own_name: &str) -> Option<String> {
@@ -183,7 +238,7 @@ fn native_text(libraries: &Libraries, property: &str, entry: NvRef<'_>) -> Optio
                 PropType::Number | PropType::String => Some(number.to_string()),
             }
         }
-        Value::List(_) | Value::Other => None,
+        _ => None,
     }
 }
 

@@ -21,15 +21,16 @@ functions!(Functions {
     fn zfs_get_type(*const c_void) -> c_int;
     fn zfs_get_all_props(*mut c_void) -> *mut c_void;
     fn zfs_prop_set(*mut c_void, *const c_char, *const c_char) -> c_int;
+    fn zfs_prop_inherit(*mut c_void, *const c_char, c_int) -> c_int;
     fn zfs_iter_filesystems(*mut c_void, Visit, *mut c_void) -> c_int;
-    fn zpool_open_canfail(*mut c_void, *const c_char) -> *mut c_void;
-    fn zpool_close(*mut c_void);
-    fn zpool_get_config(*mut c_void, *mut *mut c_void) -> *mut c_void;
-    fn zpool_get_state_str(*mut c_void) -> *const c_char;
+    fn zfs_iter_snapshots(*mut c_void, c_int, Visit, *mut c_void, u64, u64) -> c_int;
 });
 
 /// `zfs_iter_f`: owns the handle that it is given; anything but 0 ends the walk.
 type Visit = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+
+/// `ZFS_TYPE_SNAPSHOT`.
+const SNAPSHOT: c_int = 1 << 1;
 
 /// Why libzfs said no.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +63,11 @@ impl Handle {
         self.libraries
     }
 
-    fn failure(&self) -> Failure {
+    pub(super) fn as_ptr(&self) -> *mut c_void {
+        self.raw.as_ptr()
+    }
+
+    pub(super) fn failure(&self) -> Failure {
         let zfs = &self.libraries.zfs;
         // SAFETY: the handle is live.
         let code = unsafe { (zfs.libzfs_errno)(self.raw.as_ptr()) };
@@ -77,25 +82,14 @@ impl Handle {
         }
     }
 
-    /// Opens a filesystem or volume.
+    /// Opens a filesystem, volume or snapshot.
     pub(in crate::zfs) fn open(&self, dataset: &CStr) -> Result<Dataset<'_>, Failure> {
-        let types = Kind::Filesystem.zfs_type() | Kind::Volume.zfs_type();
+        let types = Kind::Filesystem.zfs_type() | Kind::Volume.zfs_type() | SNAPSHOT;
         // SAFETY: the handle is live, the name ends with NUL.
         let raw =
             unsafe { (self.libraries.zfs.zfs_open)(self.raw.as_ptr(), dataset.as_ptr(), types) };
         match NonNull::new(raw) {
             Some(raw) => Ok(Dataset { handle: self, raw }),
-            None => Err(self.failure()),
-        }
-    }
-
-    /// Opens an imported pool, in whatever health.
-    pub(in crate::zfs) fn open_pool(&self, pool: &CStr) -> Result<PoolHandle<'_>, Failure> {
-        // SAFETY: the handle is live, the name ends with NUL.
-        let raw =
-            unsafe { (self.libraries.zfs.zpool_open_canfail)(self.raw.as_ptr(), pool.as_ptr()) };
-        match NonNull::new(raw) {
-            Some(raw) => Ok(PoolHandle { handle: self, raw }),
             None => Err(self.failure()),
         }
     }
@@ -114,7 +108,14 @@ pub(in crate::zfs) struct Dataset<'h> {
     raw: NonNull<c_void>,
 }
 
-impl Dataset<'_> {
+impl<'h> Dataset<'h> {
+    /// The full name.
+    pub(in crate::zfs) fn name(&self) -> String {
+        // SAFETY: the handle is live, and owns the string.
+        text(unsafe { (self.handle.libraries.zfs.zfs_get_name)(self.raw.as_ptr()) })
+            .unwrap_or_default()
+    }
+
     /// `None` for a type that is neither.
     pub(in crate::zfs) fn kind(&self) -> Option<Kind> {
         // SAFETY: the handle is live.
@@ -138,6 +139,18 @@ impl Dataset<'_> {
         // SAFETY: the handle is live, both strings end with NUL.
         let code =
             unsafe { (zfs.zfs_prop_set)(self.raw.as_ptr(), property.as_ptr(), value.as_ptr()) };
+        self.outcome(code)
+    }
+
+    /// Back to what the parent has, not to a received value.
+    pub(in crate::zfs) fn inherit(&mut self, property: &CStr) -> Result<(), Failure> {
+        let zfs = &self.handle.libraries.zfs;
+        // SAFETY: the handle is live, the string ends with NUL.
+        let code = unsafe { (zfs.zfs_prop_inherit)(self.raw.as_ptr(), property.as_ptr(), 0) };
+        self.outcome(code)
+    }
+
+    fn outcome(&self, code: c_int) -> Result<(), Failure> {
         if code == 0 {
             Ok(())
         } else {
@@ -146,20 +159,33 @@ impl Dataset<'_> {
     }
 
     /// Filesystems and volumes directly below.
-    pub(in crate::zfs) fn children(&self) -> Result<Vec<String>, Failure> {
+    pub(in crate::zfs) fn children(&self) -> Result<Vec<Dataset<'h>>, Failure> {
         let zfs = &self.handle.libraries.zfs;
+        self.walk(|walk| {
+            // SAFETY: the handle is live; `visit` gets the pointer back as it is, during this call only.
+            unsafe { (zfs.zfs_iter_filesystems)(self.raw.as_ptr(), visit, walk) }
+        })
+    }
+
+    /// Snapshots of this dataset, in no order.
+    pub(in crate::zfs) fn snapshots(&self) -> Result<Vec<Dataset<'h>>, Failure> {
+        let zfs = &self.handle.libraries.zfs;
+        self.walk(|walk| {
+            // Not only names, and of any age: in 2.1 the second argument is a boolean, later flags too.
+            // SAFETY: the handle is live; `visit` gets the pointer back as it is, during this call only.
+            unsafe { (zfs.zfs_iter_snapshots)(self.raw.as_ptr(), 0, visit, walk, 0, 0) }
+        })
+    }
+
+    fn walk(&self, each: impl FnOnce(*mut c_void) -> c_int) -> Result<Vec<Dataset<'h>>, Failure> {
         let mut walk = Walk {
-            zfs,
-            names: Vec::new(),
+            handle: self.handle,
+            found: Vec::new(),
         };
-        let walk_ptr: *mut Walk<'_> = &raw mut walk;
-        // SAFETY: the handle is live; `visit` gets the pointer back as it is, during this call only.
-        let code = unsafe { (zfs.zfs_iter_filesystems)(self.raw.as_ptr(), visit, walk_ptr.cast()) };
-        if code == 0 {
-            Ok(walk.names)
-        } else {
-            Err(self.handle.failure())
-        }
+        let walk_ptr: *mut Walk<'h> = &raw mut walk;
+        let code = each(walk_ptr.cast());
+        self.outcome(code)?;
+        Ok(walk.found)
     }
 }
 
@@ -170,49 +196,17 @@ impl Drop for Dataset<'_> {
     }
 }
 
-struct Walk<'a> {
-    zfs: &'a Functions,
-    names: Vec<String>,
+struct Walk<'h> {
+    handle: &'h Handle,
+    found: Vec<Dataset<'h>>,
 }
 
 unsafe extern "C" fn visit(dataset: *mut c_void, walk: *mut c_void) -> c_int {
-    // SAFETY: `children` passes its own `Walk`, which nothing else uses meanwhile.
+    // SAFETY: `Dataset::walk` passes its own `Walk`, which nothing else uses meanwhile.
     let walk = unsafe { &mut *walk.cast::<Walk<'_>>() };
-    // SAFETY: libzfs gives a live handle.
-    let name = unsafe { (walk.zfs.zfs_get_name)(dataset) };
-    walk.names.extend(text(name));
-    // SAFETY: the callback owns the handle.
-    unsafe { (walk.zfs.zfs_close)(dataset) };
+    let handle = walk.handle;
+    // The callback owns the handle.
+    walk.found
+        .extend(NonNull::new(dataset).map(|raw| Dataset { handle, raw }));
     0
-}
-
-/// `zpool_handle_t`.
-pub(in crate::zfs) struct PoolHandle<'h> {
-    handle: &'h Handle,
-    raw: NonNull<c_void>,
-}
-
-impl PoolHandle<'_> {
-    /// The pool's configuration as the kernel told it when the pool was opened.
-    pub(in crate::zfs) fn config(&self) -> Option<NvRef<'_>> {
-        let libraries = self.handle.libraries;
-        // SAFETY: the handle is live; the old configuration is not asked for.
-        let list =
-            unsafe { (libraries.zfs.zpool_get_config)(self.raw.as_ptr(), std::ptr::null_mut()) };
-        // SAFETY: the list belongs to the pool's handle, which is not refreshed.
-        NonNull::new(list).map(|list| unsafe { NvRef::new(libraries, list) })
-    }
-
-    /// `ONLINE`, `SUSPENDED`, …
-    pub(in crate::zfs) fn health(&self) -> Option<String> {
-        // SAFETY: the handle is live; the string is a constant.
-        text(unsafe { (self.handle.libraries.zfs.zpool_get_state_str)(self.raw.as_ptr()) })
-    }
-}
-
-impl Drop for PoolHandle<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the handle is live and not used after this.
-        unsafe { (self.handle.libraries.zfs.zpool_close)(self.raw.as_ptr()) };
-    }
 }

@@ -4,17 +4,18 @@
 //! between these versions except for `const`. Nothing of a struct's layout is assumed.
 
 pub(super) mod handle;
+mod lzc;
 pub(super) mod nvlist;
+pub(super) mod pool;
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 use std::sync::OnceLock;
 
 use libloading::Library;
-use nix::errno::Errno;
 
 use super::Error;
-use nvlist::NvList;
+pub(super) use lzc::Refusal;
 
 /// Newest first; 5 was never released.
 const LIBZFS: [&str; 3] = ["libzfs.so.7", "libzfs.so.6", "libzfs.so.4"];
@@ -44,13 +45,6 @@ macro_rules! functions {
     };
 }
 use functions;
-
-functions!(Core {
-    fn libzfs_core_init() -> c_int;
-    fn lzc_create(*const c_char, c_int, *mut c_void, *mut u8, c_uint) -> c_int;
-    fn lzc_destroy(*const c_char) -> c_int;
-    fn lzc_exists(*const c_char) -> c_int;
-});
 
 functions!(Tables {
     fn zfs_version_userland(*mut c_char, c_int) -> *const c_char;
@@ -104,9 +98,10 @@ pub(super) struct Prop(c_int);
 /// The three libraries.
 pub(super) struct Libraries {
     nv: nvlist::Functions,
-    core: Core,
+    core: lzc::Functions,
     tables: Tables,
     zfs: handle::Functions,
+    pool: pool::Functions,
     /// Version of the userland, `2.3.9-1`.
     pub(super) userland: String,
 }
@@ -152,8 +147,9 @@ fn load_one(soname: &'static str) -> Result<Libraries, Error> {
         userland: userland(&tables),
         tables,
         nv: nvlist::Functions::resolve(&nv).map_err(lacks(LIBNVPAIR))?,
-        core: Core::resolve(&core).map_err(lacks(LIBZFS_CORE))?,
+        core: lzc::Functions::resolve(&core).map_err(lacks(LIBZFS_CORE))?,
         zfs: handle::Functions::resolve(&zfs).map_err(lacks(soname))?,
+        pool: pool::Functions::resolve(&zfs).map_err(lacks(soname))?,
     };
     // Never unloaded: the functions above live as long as the process.
     std::mem::forget((zfs, core, nv));
@@ -203,49 +199,7 @@ fn text(pointer: *const c_char) -> Option<String> {
     )
 }
 
-/// The result of an lzc call: an errno, or one of `zfs_errno_t` from 1024 on.
-fn outcome(code: c_int) -> Result<(), c_int> {
-    if code == 0 { Ok(()) } else { Err(code) }
-}
-
 impl Libraries {
-    /// Opens `/dev/zfs` for the lzc calls; it stays open as long as the process.
-    pub(super) fn init_core(&self) -> Result<(), Errno> {
-        // SAFETY: takes its own lock, counts its users.
-        outcome(unsafe { (self.core.libzfs_core_init)() }).map_err(Errno::from_raw)
-    }
-
-    /// `lzc_create`. Any thread, after [`Self::init_core`].
-    pub(super) fn create(
-        &self,
-        dataset: &CStr,
-        kind: Kind,
-        properties: &mut NvList,
-    ) -> Result<(), c_int> {
-        // SAFETY: the name and the list are valid for the call; no key is given.
-        outcome(unsafe {
-            (self.core.lzc_create)(
-                dataset.as_ptr(),
-                kind.lzc_type(),
-                properties.as_mut_ptr(),
-                std::ptr::null_mut(),
-                0,
-            )
-        })
-    }
-
-    /// `lzc_destroy`: one dataset, never its children. Any thread, after [`Self::init_core`].
-    pub(super) fn destroy(&self, dataset: &CStr) -> Result<(), c_int> {
-        // SAFETY: the name is valid for the call.
-        outcome(unsafe { (self.core.lzc_destroy)(dataset.as_ptr()) })
-    }
-
-    /// `lzc_exists`: true is certain; false may be any failure. Any thread, after [`Self::init_core`].
-    pub(super) fn surely_exists(&self, dataset: &CStr) -> bool {
-        // SAFETY: the name is valid for the call.
-        unsafe { (self.core.lzc_exists)(dataset.as_ptr()) != 0 }
-    }
-
     /// A native property by its name. Like all of the tables, only after a handle was made once.
     pub(super) fn prop(&self, name: &CStr) -> Option<Prop> {
         // SAFETY: reads tables that libzfs_init filled.
@@ -264,13 +218,16 @@ impl Libraries {
         }
     }
 
-    /// Whether the property can be given when a dataset is created.
-    pub(super) fn can_be_given(&self, prop: Prop) -> bool {
+    /// Whether the property can be set on a dataset that exists.
+    pub(super) fn can_be_set(&self, prop: Prop) -> bool {
         // SAFETY: the number came from the same library.
-        let read_only = unsafe { (self.tables.zfs_prop_readonly)(prop.0) } != 0;
-        // SAFETY: as above.
-        let once = unsafe { (self.tables.zfs_prop_setonce)(prop.0) } != 0;
-        once || !read_only
+        unsafe { (self.tables.zfs_prop_readonly)(prop.0) == 0 }
+    }
+
+    /// Whether the property can be given when a dataset is created, and never after.
+    pub(super) fn is_set_once(&self, prop: Prop) -> bool {
+        // SAFETY: the number came from the same library.
+        unsafe { (self.tables.zfs_prop_setonce)(prop.0) != 0 }
     }
 
     pub(super) fn applies_to(&self, prop: Prop, kind: Kind) -> bool {

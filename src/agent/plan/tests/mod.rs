@@ -54,6 +54,7 @@ fn storage(dataset: Option<Dataset>) -> Storage {
             name: "tank".into(),
             guid: POOL,
             health: "ONLINE".into(),
+            ..Pool::default()
         }),
         backing: dataset.is_some().then(|| "tank/csi/block/v".into()),
         dataset,

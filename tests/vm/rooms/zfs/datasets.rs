@@ -1,170 +1,14 @@
-//! Room `zfs` against the real module, with `zfs` and `zpool` as judges. Every test has a pool of
-//! its own on a file, gone afterwards.
-
-#![allow(
-    clippy::disallowed_methods,
-    reason = "the system's own tools are the judges, and a test may wait for udev"
-)]
+//! Zvols and their containers.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use uuid::Uuid;
 use zvolt_kernel::probe::{Content, FsKind};
-use zvolt_kernel::zfs::{Error, Zfs, ZvolSpec};
+use zvolt_kernel::zfs::Error;
 use zvolt_kernel::{block, format, probe};
 
-const MIB: u64 = 1 << 20;
-const HANDLE: &str = "uk.co.example.zvolt:handle";
-
-fn run(program: &str, args: &[&str]) -> Output {
-    Command::new(program)
-        .args(args)
-        .output()
-        .unwrap_or_else(|e| panic!("{program} is needed: {e}"))
-}
-
-fn must(program: &str, args: &[&str]) -> String {
-    let output = run(program, args);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "{program} {args:?}: {}\n{errors}",
-        output.status
-    );
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
-}
-
-/// A pool on a sparse file.
-struct TestPool {
-    name: String,
-    directory: tempfile::TempDir,
-    _alone: MutexGuard<'static, ()>,
-}
-
-impl TestPool {
-    fn new() -> Self {
-        let alone = super::format::host::alone();
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!(
-            "rooms-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
-        // Not on a tmpfs: a pool on a file wants a real one.
-        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let file = directory.path().join("vdev");
-        File::create(&file).unwrap().set_len(1024 * MIB).unwrap();
-        must(
-            "zpool",
-            &[
-                "create",
-                "-O",
-                "mountpoint=none",
-                &name,
-                file.to_str().unwrap(),
-            ],
-        );
-        Self {
-            name,
-            directory,
-            _alone: alone,
-        }
-    }
-
-    fn dataset(&self, name: &str) -> String {
-        format!("{}/{name}", self.name)
-    }
-
-    fn spec(&self, name: &str) -> ZvolSpec {
-        ZvolSpec {
-            dataset: self.dataset(name),
-            volsize: 64 * MIB,
-            volblocksize: 16384,
-            properties: vec![
-                ("volmode".into(), "dev".into()),
-                ("snapdev".into(), "hidden".into()),
-            ],
-            user_properties: vec![(HANDLE.into(), name.into())],
-        }
-    }
-
-    fn export(&self) {
-        retry(|| {
-            run("zpool", &["export", &self.name])
-                .status
-                .success()
-                .then_some(())
-        });
-    }
-
-    fn import(&self) {
-        must(
-            "zpool",
-            &[
-                "import",
-                "-d",
-                self.directory.path().to_str().unwrap(),
-                &self.name,
-            ],
-        );
-    }
-}
-
-impl Drop for TestPool {
-    fn drop(&mut self) {
-        let gone = || {
-            run("zpool", &["destroy", "-f", &self.name])
-                .status
-                .success()
-                .then_some(())
-        };
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while gone().is_none() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(100));
-        }
-    }
-}
-
-/// udev and the zvol's own task queue hold devices for a moment.
-fn retry<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        if let Some(value) = attempt() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "nothing came in 30 s");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// The device of a zvol, found by asking every zvol device for its name (C-1, C-7: not by links).
-fn device(dataset: &str) -> PathBuf {
-    retry(|| {
-        let names = block::list(Path::new("/sys"), "zd").unwrap();
-        names
-            .iter()
-            .map(|name| Path::new("/dev").join(name))
-            .find(|path| {
-                let Ok(file) = File::open(path) else {
-                    return false;
-                };
-                block::zvol_name(&file, path).is_ok_and(|name| name == dataset)
-            })
-    })
-}
-
-fn get(dataset: &str, property: &str) -> String {
-    must("zfs", &["get", "-Hp", "-o", "value", property, dataset])
-}
-
-fn zfs() -> Zfs {
-    Zfs::load().unwrap()
-}
+use super::{HANDLE, MIB, TestPool, device, get, must, retry, write, zfs};
 
 #[test]
 fn create_sets_every_property_in_one_call() {
@@ -273,10 +117,11 @@ fn rule_06_destroy_is_never_recursive() {
     zfs.create_zvol(&spec).unwrap();
     let snapshot = format!("{}@s", spec.dataset);
     must("zfs", &["snapshot", &snapshot]);
-    retry(|| match zfs.destroy(&spec.dataset) {
+    let error = retry(|| match zfs.destroy(&spec.dataset) {
         Err(Error::Busy { detail, .. }) => Some(detail),
         other => panic!("{other:?}"),
     });
+    assert_eq!(error, format!("it has snapshots: {snapshot}"));
     must("zfs", &["list", "-t", "snapshot", &snapshot]);
     zfs.ensure_container(&pool.dataset("c/d")).unwrap();
     let error = zfs.destroy(&pool.dataset("c")).unwrap_err();
@@ -298,7 +143,10 @@ fn a_volume_that_is_open_is_busy() {
     zfs.create_zvol(&spec).unwrap();
     let open = File::open(device(&spec.dataset)).unwrap();
     let error = zfs.destroy(&spec.dataset).unwrap_err();
-    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    assert!(
+        matches!(&error, Error::Busy { detail, .. } if detail.contains("open")),
+        "{error}"
+    );
     drop(open);
     retry(|| zfs.destroy(&spec.dataset).ok());
 }
@@ -402,6 +250,72 @@ fn rule_09_volsize_grows_reads_back_and_never_shrinks() {
 }
 
 #[test]
+fn space_is_told_in_plain_bytes() {
+    let (zfs, pool) = (zfs(), TestPool::new());
+    let mut spec = pool.spec("v");
+    spec.properties
+        .push(("refreservation".into(), (64 * MIB).to_string()));
+    zfs.create_zvol(&spec).unwrap();
+    write(&spec.dataset, 1, 4 * MIB);
+    zfs.snapshot(&[format!("{}@s", spec.dataset)], &[]).unwrap();
+    write(&spec.dataset, 2, 2 * MIB);
+    let properties = zfs.properties(&spec.dataset).unwrap();
+    for property in [
+        "available",
+        "logicalused",
+        "referenced",
+        "refreservation",
+        "used",
+        "usedbydataset",
+        "usedbyrefreservation",
+        "usedbysnapshots",
+        "written",
+    ] {
+        let told = properties
+            .get(property)
+            .unwrap_or_else(|| panic!("no {property}"));
+        assert_eq!(*told, get(&spec.dataset, property), "{property}");
+        let bytes: u64 = told.parse().unwrap();
+        assert!(bytes >= MIB, "{property}={bytes}");
+    }
+    // A quota above is what counts, not the pool.
+    must("zfs", &["set", "quota=200M", &pool.name]);
+    let available: u64 = zfs.properties(&pool.name).unwrap()["available"]
+        .parse()
+        .unwrap();
+    assert!(available < 200 * MIB - 64 * MIB, "{available}");
+    must("zfs", &["set", "quota=none", &pool.name]);
+}
+
+#[test]
+fn a_property_goes_back_to_what_is_inherited() {
+    let (zfs, pool) = (zfs(), TestPool::new());
+    must("zfs", &["set", "compression=gzip-2", &pool.name]);
+    let mut spec = pool.spec("v");
+    spec.properties.push(("compression".into(), "off".into()));
+    zfs.create_zvol(&spec).unwrap();
+    for _ in 0..2 {
+        for property in ["compression", HANDLE] {
+            zfs.inherit_property(&spec.dataset, property).unwrap();
+        }
+    }
+    assert_eq!(get(&spec.dataset, "compression"), "gzip-2");
+    assert_eq!(get(&spec.dataset, HANDLE), "-");
+    assert!(!zfs.properties(&spec.dataset).unwrap().contains_key(HANDLE));
+    for property in ["volsize", "refreservation", "guid", "no_such", "uk:X"] {
+        let error = zfs.inherit_property(&spec.dataset, property).unwrap_err();
+        assert!(
+            matches!(&error, Error::BadProperty { property: p, .. } if p == property),
+            "{property}: {error}"
+        );
+    }
+    let missing = pool.dataset("missing");
+    assert!(
+        matches!(zfs.inherit_property(&missing, HANDLE), Err(Error::NotFound { name }) if name == missing)
+    );
+}
+
+#[test]
 fn set_property_says_which_one_is_wrong() {
     let (zfs, pool) = (zfs(), TestPool::new());
     let spec = pool.spec("v");
@@ -435,22 +349,6 @@ fn set_property_says_which_one_is_wrong() {
     assert!(
         matches!(zfs.set_property(&missing, HANDLE, "x"), Err(Error::NotFound { name }) if name == missing)
     );
-}
-
-#[test]
-fn a_pool_tells_guid_and_health() {
-    let (zfs, pool) = (zfs(), TestPool::new());
-    let found = zfs.pool(&pool.name).unwrap();
-    assert_eq!(found.name, pool.name);
-    assert_eq!(
-        found.guid.to_string(),
-        must("zpool", &["get", "-Hp", "-o", "value", "guid", &pool.name])
-    );
-    assert_eq!(found.health, "ONLINE");
-    assert!(matches!(
-        zfs.pool("no-such-pool"),
-        Err(Error::NotFound { .. })
-    ));
 }
 
 #[test]
