@@ -1,6 +1,6 @@
 //! The real kernel behind [`Host`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use zvolt_kernel::nvmet::{NamespaceSpec, ObservedSubsystem, PortSpec, Target};
-use zvolt_kernel::zfs::{self, Pool, Properties, Zfs, ZvolSpec};
+use zvolt_kernel::zfs::{self, Properties, Zfs, ZvolSpec};
 use zvolt_kernel::{SysError, block};
 
 use super::loopback::Loopback;
 use super::observe::{Dataset, Failure, Host, Reserved, Storage};
 use super::plan::NSID;
+use super::snapshots::observe::Snapshots;
 use super::steps::{Act, Backing};
 use super::zvols::{self, Zvols};
 use super::{AgentConfig, Roots, format};
@@ -26,15 +27,17 @@ const APPEAR: Duration = Duration::from_secs(20);
 /// ZFS, nvmet and the block devices of this host.
 #[derive(Debug)]
 pub struct KernelHost {
-    zfs: Zfs,
+    pub(super) zfs: Zfs,
     target: Target,
-    zvols: Arc<Zvols>,
+    pub(super) zvols: Arc<Zvols>,
     ports: Vec<PortSpec>,
     loopback: Loopback,
     /// Held while entries below `hosts/` come and go: one volume's last host may be another's new one.
     hosts: Mutex<()>,
     /// Pools by name whose containers exist, with the GUID that the pool had.
     containers: Mutex<HashMap<String, u64>>,
+    /// What a full GiB costs, by block size, of pools by GUID and size.
+    costs: Mutex<HashMap<(u64, u64), BTreeMap<u64, u64>>>,
 }
 
 impl KernelHost {
@@ -49,6 +52,7 @@ impl KernelHost {
             loopback: Loopback::new(sys, dev, &config.node_name, config.loop_port()),
             hosts: Mutex::new(()),
             containers: Mutex::default(),
+            costs: Mutex::default(),
         })
     }
 
@@ -61,14 +65,6 @@ impl KernelHost {
                 address: Some(*address),
             })
             .collect()
-    }
-
-    fn pool(&self, name: &str) -> Result<Option<Pool>, Failure> {
-        match self.zfs.pool(name) {
-            Ok(pool) => Ok(Some(pool)),
-            Err(zfs::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(Failure::kernel(error)),
-        }
     }
 
     fn create(&self, spec: &ZvolSpec, provisioning: Provisioning) -> Result<(), Failure> {
@@ -86,18 +82,34 @@ impl KernelHost {
             Ok(()) | Err(zfs::Error::Exists { .. }) => Ok(()),
             Err(error) => {
                 self.zvols.forget(&spec.dataset);
-                self.containers
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .remove(pool);
+                self.forget_containers(pool);
                 Err(of_zfs(error))
             }
         }
     }
 
+    /// They may be gone.
+    pub(super) fn forget_containers(&self, pool: &str) {
+        self.containers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(pool);
+    }
+
+    pub(super) fn known_costs(&self, key: (u64, u64)) -> Option<BTreeMap<u64, u64>> {
+        let costs = self.costs.lock().unwrap_or_else(PoisonError::into_inner);
+        costs.get(&key).cloned()
+    }
+
+    pub(super) fn remember_costs(&self, key: (u64, u64), of_gib: BTreeMap<u64, u64>) {
+        let mut costs = self.costs.lock().unwrap_or_else(PoisonError::into_inner);
+        costs.retain(|(guid, _), _| *guid != key.0);
+        costs.insert(key, of_gib);
+    }
+
     /// Makes `<pool>/csi` and `<pool>/csi/block` once. The latter carries `volmode=dev`: a zvol that is
     /// born with another mode loses its device and gets a new one when its own is set.
-    fn ensure_containers(&self, pool: &str) -> Result<(), Failure> {
+    pub(super) fn ensure_containers(&self, pool: &str) -> Result<(), Failure> {
         let guid = self.zfs.pool(pool).map_err(of_zfs)?.guid;
         if self
             .containers
@@ -130,7 +142,13 @@ impl KernelHost {
             .map_err(of_zfs)
     }
 
-    fn dataset(&self, pool: &str, name: &str, properties: &Properties) -> Result<Dataset, Failure> {
+    /// A dataset, from its properties.
+    pub(super) fn dataset_of(
+        &self,
+        pool: &str,
+        name: &str,
+        properties: &Properties,
+    ) -> Result<Dataset, Failure> {
         let own = self.zfs.own_properties(name).map_err(of_zfs)?;
         Dataset::from_properties(name, properties, own, |size, block| {
             self.full(pool, size, block)
@@ -142,7 +160,7 @@ impl KernelHost {
         let pool = name.split('/').next().unwrap_or_default();
         let look = || {
             let properties = self.zfs.properties(name).map_err(of_zfs)?;
-            let dataset = self.dataset(pool, name, &properties)?;
+            let dataset = self.dataset_of(pool, name, &properties)?;
             match dataset.guid == guid {
                 true => Ok(dataset),
                 false => Err(Failure::passing(
@@ -350,7 +368,7 @@ impl Host for KernelHost {
             });
         }
         let found = match self.zfs.properties(dataset) {
-            Ok(properties) => Some(self.dataset(&pool.name, dataset, &properties)?),
+            Ok(properties) => Some(self.dataset_of(&pool.name, dataset, &properties)?),
             Err(zfs::Error::NotFound { .. }) => {
                 // Rule 2: a pool that has just gone makes all its datasets missing.
                 if self.pool(&pool.name)?.as_ref().map(|p| p.guid) != Some(pool.guid) {
@@ -456,6 +474,18 @@ impl Host for KernelHost {
                 Ok(()) | Err(zfs::Error::NotFound { .. }) => Ok(()),
                 Err(error) => Err(of_zfs(error)),
             },
+            Act::Snapshot { names, properties } => {
+                self.zfs.snapshot(names, properties).map_err(of_zfs)
+            }
+            Act::Clone { spec, thick } => self.clone_zvol(spec, *thick),
+            Act::Promote { from, clone } => self.promote(from, clone),
+            Act::DestroySnapshot { snapshot, when } => self.destroy_snapshot(snapshot, *when),
+            Act::Unreserve { dataset } => self
+                .zfs
+                .set_property(dataset, "refreservation", "none")
+                .map_err(of_zfs),
+            Act::Rollback { snapshot } => self.zfs.rollback_to(snapshot).map_err(of_zfs),
+            Act::Bury { from, to } => self.bury(from, to),
         }
     }
 }
@@ -476,7 +506,7 @@ const PROC: &str = "/proc";
 const ROOM_TO_FORMAT: u64 = 1 << 20;
 
 /// ZFS's refusal in the words of the API.
-fn of_zfs(error: zfs::Error) -> Failure {
+pub(super) fn of_zfs(error: zfs::Error) -> Failure {
     match &error {
         zfs::Error::NoSpace { .. } => Failure::lasting(
             reason::NO_SPACE,

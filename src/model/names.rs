@@ -77,6 +77,37 @@ pub fn handle_of_zvol(dataset: &str) -> Option<&str> {
     (!pool.is_empty() && !pool.contains('/') && is_handle(handle)).then_some(handle)
 }
 
+/// The dataset that holds the zvols of deleted volumes whose snapshots are still wanted.
+pub fn deleted_parent(pool: &str) -> String {
+    format!("{pool}/csi/deleted")
+}
+
+/// Where the zvol of a deleted volume is kept while its snapshots are wanted. With a part of the Volume's uid:
+/// the handle may be used again.
+pub fn buried(pool: &str, handle: &str, uid: &str) -> String {
+    let uid: String = uid.chars().take(8).collect();
+    format!("{pool}/csi/deleted/{handle}.{uid}")
+}
+
+/// Whether `dataset` is directly below `parent`.
+pub fn is_below(dataset: &str, parent: &str) -> bool {
+    dataset
+        .strip_prefix(parent)
+        .and_then(|rest| rest.strip_prefix('/'))
+        .is_some_and(|name| !name.is_empty() && !name.contains('/'))
+}
+
+/// The component after the `@` of the snapshot that the volume with this uid is cloned from, when it is made
+/// from another volume.
+pub fn clone_component(uid: &str) -> String {
+    format!("clone.{uid}")
+}
+
+/// The dataset and the component of `dataset@component`.
+pub fn snapshot_halves(path: &str) -> (&str, &str) {
+    path.split_once('@').unwrap_or((path, ""))
+}
+
 /// The subsystem of a volume.
 pub fn subsystem_nqn(handle: &str) -> String {
     format!("{NQN_PREFIX}:{handle}")
@@ -195,6 +226,22 @@ mod tests {
             assert!(!is_handle(bad), "{bad:?}");
         }
         assert!(!is_handle(&"a".repeat(64)));
+    }
+
+    #[test]
+    fn a_deleted_volume_has_a_place_of_its_own() {
+        let buried = buried("tank", "pvc-1", "0f9d2c1e-7a52-4e0c");
+        assert_eq!(buried, "tank/csi/deleted/pvc-1.0f9d2c1e");
+        assert!(is_below(&buried, &deleted_parent("tank")));
+        assert!(!is_below(&buried, &block_parent("tank")));
+        for other in [
+            "tank/csi/deleted",
+            "tank/csi/deleted/",
+            "tank/csi/deleted/a/b",
+            "tank/csi/deleted-a",
+        ] {
+            assert!(!is_below(other, &deleted_parent("tank")), "{other}");
+        }
     }
 
     #[test]
