@@ -2,6 +2,7 @@
 
 mod delete;
 mod export;
+mod source;
 
 use uuid::Uuid;
 use zvolt_kernel::nvmet::{ObservedNamespace, ObservedSubsystem};
