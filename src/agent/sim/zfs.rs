@@ -6,8 +6,12 @@ use super::{Content, SimHost, World, Zvol, full};
 use crate::agent::observe::{Dataset, Failure};
 use crate::agent::snapshots::observe::Snapshots;
 use crate::model::names;
+use crate::model::object::Metadata;
+use crate::model::snapshot::{
+    FINALIZER, Snapshot, SnapshotKind, SnapshotSpec, SnapshotStatus, Source,
+};
 use crate::model::storage_node::PoolStatus;
-use crate::model::volume::reason;
+use crate::model::volume::{Volume, VolumeMode, reason};
 
 /// One snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -284,5 +288,40 @@ impl Snapshots for SimHost {
             ..PoolStatus::default()
         });
         Ok(told.collect())
+    }
+}
+
+/// A Snapshot as the controller writes it.
+pub(in crate::agent) fn snapshot(name: &str, volumes: &[&Volume]) -> Snapshot {
+    let members = volumes
+        .iter()
+        .map(|volume| Source {
+            volume_id: volume.metadata.name.clone(),
+            volume_uid: volume.metadata.uid.clone(),
+            dataset_path: names::zvol("tank", &volume.metadata.name),
+            volume_mode: VolumeMode::Filesystem,
+            fs_type: volume.spec.fs_type,
+            filesystem_uuid: volume.status.filesystem_uuid,
+            vol_block_size: volume.spec.vol_block_size.clone(),
+        })
+        .collect::<Vec<_>>();
+    Snapshot {
+        metadata: Metadata {
+            name: name.into(),
+            finalizers: vec![FINALIZER.into()],
+            ..Metadata::default()
+        },
+        spec: SnapshotSpec {
+            snap_name: name.into(),
+            kind: match members.len() {
+                1 => SnapshotKind::Single,
+                _ => SnapshotKind::Group,
+            },
+            owner_node: "storage0".into(),
+            pool: "tank".into(),
+            pool_guid: "77".into(),
+            members,
+        },
+        status: SnapshotStatus::default(),
     }
 }

@@ -1,6 +1,7 @@
 //! The agent on a store in a directory and a simulated host.
 
 mod rig;
+mod snapshots;
 
 use std::time::Duration;
 

@@ -4,6 +4,7 @@ mod changes;
 mod delete;
 mod export;
 mod protect;
+mod source;
 
 use uuid::Uuid;
 use zvolt_kernel::nvmet::{ObservedNamespace, ObservedSubsystem};

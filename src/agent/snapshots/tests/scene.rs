@@ -7,13 +7,11 @@ use crate::agent::observe::property;
 use crate::agent::plan::Site;
 use crate::agent::reconcile::{Begin, Effects, Reconciled, Reconciler};
 use crate::agent::sim::store::MemoryStore;
+use crate::agent::sim::zfs::snapshot;
 use crate::agent::sim::{Content, SimHost, World};
 use crate::model::names;
-use crate::model::object::Metadata;
-use crate::model::snapshot::{
-    FINALIZER, Snapshot, SnapshotKind, SnapshotSpec, SnapshotState, SnapshotStatus, Source,
-};
-use crate::model::volume::{State, Volume, VolumeMode};
+use crate::model::snapshot::{Snapshot, SnapshotState};
+use crate::model::volume::{State, Volume};
 use crate::ops::Journal;
 use crate::store::conformance;
 
@@ -402,39 +400,4 @@ fn names_of<T: Reconciled>(objects: &[T]) -> Vec<String> {
 fn by_name<T: Reconciled>(objects: Vec<T>) -> BTreeMap<String, T> {
     let named = objects.into_iter();
     named.map(|o| (o.metadata().name.clone(), o)).collect()
-}
-
-/// A Snapshot as the controller writes it.
-pub(super) fn snapshot(name: &str, volumes: &[&Volume]) -> Snapshot {
-    let members = volumes
-        .iter()
-        .map(|volume| Source {
-            volume_id: volume.metadata.name.clone(),
-            volume_uid: volume.metadata.uid.clone(),
-            dataset_path: names::zvol("tank", &volume.metadata.name),
-            volume_mode: VolumeMode::Filesystem,
-            fs_type: volume.spec.fs_type,
-            filesystem_uuid: volume.status.filesystem_uuid,
-            vol_block_size: volume.spec.vol_block_size.clone(),
-        })
-        .collect::<Vec<_>>();
-    Snapshot {
-        metadata: Metadata {
-            name: name.into(),
-            finalizers: vec![FINALIZER.into()],
-            ..Metadata::default()
-        },
-        spec: SnapshotSpec {
-            snap_name: name.into(),
-            kind: match members.len() {
-                1 => SnapshotKind::Single,
-                _ => SnapshotKind::Group,
-            },
-            owner_node: "storage0".into(),
-            pool: "tank".into(),
-            pool_guid: "77".into(),
-            members,
-        },
-        status: SnapshotStatus::default(),
-    }
 }
