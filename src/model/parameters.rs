@@ -444,6 +444,30 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_has_this_table() {
+        let text = include_str!("../../docs/parameters.md");
+        let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| `")).collect();
+        let expected: Vec<_> = TABLE
+            .iter()
+            .map(|known| {
+                let given = match known.given {
+                    Given::AtCreation => "creation",
+                    Given::AnyTime => "creation, later",
+                    Given::Later => "later",
+                };
+                let Known {
+                    key,
+                    values,
+                    meaning,
+                    ..
+                } = known;
+                format!("| `{key}` | {meaning} | {values} | {given} |")
+            })
+            .collect();
+        assert_eq!(rows, expected, "docs/parameters.md is to have these rows");
+    }
+
+    #[test]
     fn unknown_ones_are_refused_by_name_with_the_known_ones() {
         let error = parse(&[("colour", "blue")]).unwrap_err().to_string();
         assert!(error.contains("colour"), "{error}");
