@@ -446,7 +446,10 @@ mod tests {
     #[test]
     fn the_documentation_has_this_table() {
         let text = include_str!("../../docs/parameters.md");
-        let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| `")).collect();
+        let rows: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with("| `"))
+            .collect();
         let expected: Vec<_> = TABLE
             .iter()
             .map(|known| {

@@ -240,7 +240,7 @@ impl Node {
                 self.observer().unstage(volume, staging.as_ref())
             })?;
             let plan = plan::unstage(volume, &observed)?;
-            let zvol = observed.read_only_zvol;
+            let zvol = observed.zvol.map(|(zvol, _)| zvol);
             let mut runner = Runner::teardown(self, staging.as_ref(), zvol, deadline);
             Ok(ops::run(timeline, deadline, &plan, |step| {
                 runner.run(step)

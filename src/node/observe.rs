@@ -130,8 +130,8 @@ pub(super) struct UnstageState {
     pub(super) controllers: Vec<nvme::Controller>,
     /// Our namespaces that something still holds open exclusively, though nothing is mounted on the staging path.
     pub(super) held: Vec<String>,
-    /// The volume's zvol on this machine, when writes to it are refused.
-    pub(super) read_only_zvol: Option<Zvol>,
+    /// The volume's zvol, when it is on this machine, and whether it takes writes.
+    pub(super) zvol: Option<(Zvol, Access)>,
 }
 
 /// For publish.
@@ -225,7 +225,7 @@ impl Observer<'_> {
             staging,
             controllers,
             held,
-            read_only_zvol: self.read_only_zvol(volume)?,
+            zvol: self.zvol(volume)?,
         })
     }
 
@@ -399,13 +399,13 @@ impl Observer<'_> {
         }
     }
 
-    /// The volume's zvol on this machine, when writes to it are refused.
-    fn read_only_zvol(&self, volume: &str) -> Result<Option<Zvol>, Error> {
+    /// The volume's zvol, when it is on this machine, and whether it takes writes.
+    fn zvol(&self, volume: &str) -> Result<Option<(Zvol, Access)>, Error> {
         let Some(zvol) = self.devices.zvols().of_handle(volume)? else {
             return Ok(None);
         };
         let extent = block::extent(self.sys, &zvol.block)?;
-        Ok(Some(zvol).filter(|_| extent.is_some_and(|e| e.access == Access::ReadOnly)))
+        Ok(extent.map(|extent| (zvol, extent.access)))
     }
 
     /// Where the node of a device is bound, other than in `/dev` itself.

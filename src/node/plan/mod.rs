@@ -58,6 +58,8 @@ pub(super) enum Step {
     Released(String),
     /// Writes what the page cache still holds for the volume's device.
     Flush(String),
+    /// The same for the volume's zvol on this machine, and forgets what was read from it.
+    FlushZvol,
     /// Deletes these controllers and sees them gone.
     Disconnect(Vec<String>),
     /// Removes the empty directory that was mounted on.
@@ -85,6 +87,7 @@ impl Named for Step {
             Self::Detach => "mount.detach",
             Self::Released(_) => "device.released",
             Self::Flush(_) => "device.flush",
+            Self::FlushZvol => "zvol.flush",
             Self::Disconnect(_) => "fabrics.disconnect",
             Self::RemoveDirectory => "directory.remove",
             Self::RemoveFile => "file.remove",

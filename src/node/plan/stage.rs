@@ -155,11 +155,16 @@ pub(in super::super) fn unstage(volume: &str, observed: &UnstageState) -> Result
         ));
     }
     // Before the mount goes, because nothing leads from the handle to the zvol's device for sure afterwards.
-    if observed.read_only_zvol.is_some() {
+    if let Some((_, Access::ReadOnly)) = observed.zvol {
         plan.push(Step::SetAccess(Access::ReadWrite));
     }
     if is_mounted {
         plan.push(Step::Detach);
+    }
+    // The target has the zvol open, so that its last local user's close writes nothing back: what came later, after
+    // another node's writes, would overwrite them.
+    if observed.zvol.is_some() {
+        plan.push(Step::FlushZvol);
     }
     if !observed.controllers.is_empty() {
         let names = observed.controllers.iter().map(|c| c.name.clone());

@@ -148,7 +148,7 @@ fn unstaged(staging: At, controllers: Vec<nvme::Controller>) -> UnstageState {
         staging,
         controllers,
         held: Vec::new(),
-        read_only_zvol: None,
+        zvol: None,
     }
 }
 
@@ -164,7 +164,7 @@ fn published(staging: At, target: At) -> PublishState {
     }
 }
 
-fn read_only_zvol() -> Zvol {
+fn zvol() -> Zvol {
     Zvol {
         block: "zd0".into(),
         id: ZVOL,
@@ -425,22 +425,32 @@ fn a_raw_device_is_found_by_its_subsystem_and_flushed_before_it_is_let_go() {
     assert_eq!(
         unstage("pvc-1", &unstaged(At::Directory, vec![])).expect("a plan"),
         [],
-        "of a raw zvol of this machine there is nothing"
+        "of a volume that is not here there is nothing"
     );
 }
 
 #[test]
 fn a_zvol_that_was_read_only_here_takes_writes_again_before_it_is_let_go() {
     let mut observed = unstaged(At::Mount(local("pvc-1")), vec![]);
-    observed.read_only_zvol = Some(read_only_zvol());
+    observed.zvol = Some((zvol(), Access::ReadOnly));
     assert_eq!(
         unstage("pvc-1", &observed).expect("a plan"),
-        [Step::SetAccess(Access::ReadWrite), Step::Detach]
+        [
+            Step::SetAccess(Access::ReadWrite),
+            Step::Detach,
+            Step::FlushZvol
+        ]
     );
     observed.staging = At::Directory;
     assert_eq!(
         unstage("pvc-1", &observed).expect("a plan"),
-        [Step::SetAccess(Access::ReadWrite)]
+        [Step::SetAccess(Access::ReadWrite), Step::FlushZvol]
+    );
+    observed.zvol = Some((zvol(), Access::ReadWrite));
+    assert_eq!(
+        unstage("pvc-1", &observed).expect("a plan"),
+        [Step::FlushZvol],
+        "what a raw zvol's users wrote is not left to be written later"
     );
 }
 

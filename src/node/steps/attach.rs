@@ -16,7 +16,7 @@ use super::super::observe::Attach;
 use super::super::paths::Place;
 use super::super::waiters::Waiter;
 use super::super::{Error, ErrorKind, Node, StageRequest};
-use super::verify::{Verified, Wanted};
+use super::verify::{AWAITS_REPLAY, Verified, Wanted};
 use super::{detach, expand};
 
 /// Largest request, in KiB: a quarter of what nvmet-tcp takes at most, so that the target's scatter list
@@ -253,7 +253,17 @@ impl<'a> Staging<'a> {
         let device = self
             .device
             .ok_or_else(|| Error::new(ErrorKind::Internal, "the device was not waited for"))?;
-        self.verified = Some(self.wanted().verify(node, device)?);
+        if self.attach == Attach::Local {
+            // What this machine read before another node wrote is no longer so.
+            let zvol = block::node(&node.config.roots.sys, &node.config.roots.dev, device)?;
+            block::flush(&zvol.open()?, &zvol.path)?;
+        }
+        let verified = self.wanted().verify(node, device)?;
+        let awaits_replay = verified.superblock.is_some_and(|s| s.needs_recovery);
+        if awaits_replay && self.request.access == Access::ReadOnly {
+            return Err(self.wanted().refuse(&verified.node.path, AWAITS_REPLAY));
+        }
+        self.verified = Some(verified);
         Ok(())
     }
 
@@ -295,6 +305,7 @@ impl<'a> Staging<'a> {
         mount::mount_at(&mount, self.place.parent.as_fd(), &self.place.name).map_err(|error| {
             let kind = match error.errno {
                 Errno::EINVAL if !self.request.mount_flags.is_empty() => ErrorKind::InvalidArgument,
+                Errno::EROFS => return self.wanted().refuse(&source, AWAITS_REPLAY),
                 Errno::EBUSY => ErrorKind::FailedPrecondition,
                 _ => ErrorKind::Internal,
             };
@@ -334,7 +345,11 @@ impl<'a> Staging<'a> {
             (FsType::Xfs, Access::ReadWrite) => add("nouuid"),
             (FsType::Xfs, Access::ReadOnly) => {
                 add("nouuid");
-                add("norecovery"); // rule 5: a read-only mount never replays a journal
+                // Rule 5: a log is never replayed. On a device that takes no writes the kernel refuses one that would
+                // have to be; elsewhere it must be told, and shows what is there without it.
+                if !self.request.target.read_only.is_set() {
+                    add("norecovery");
+                }
             }
             (FsType::Ext4, Access::ReadOnly) => add("noload"), // rule 5
             (FsType::Ext4, Access::ReadWrite) => {}

@@ -143,6 +143,9 @@ impl<'a> Runner<'a> {
             (Work::Teardown { zvol: Some(zvol) }, Step::SetAccess(access), _) => {
                 set_access(node, zvol, *access)
             }
+            (Work::Teardown { zvol: Some(zvol) }, Step::FlushZvol, _) => {
+                flush_device(node, zvol.id, deadline)
+            }
             (_, Step::MakeDirectory, Some(place)) => {
                 Ok(mount::make_dir(place.parent.as_fd(), &place.name)?)
             }
@@ -288,30 +291,32 @@ fn released(node: &Node, volume: &str) -> Result<(), Error> {
 fn flush(node: &Node, volume: &str, deadline: Instant) -> Result<(), Error> {
     for block in node.devices.blocks(&names::subsystem_nqn(volume)) {
         let roots = &node.config.roots;
-        let Some(id) = block::number(&roots.sys, &block)? else {
-            continue;
-        };
-        let device = block::node(&roots.sys, &roots.dev, id)?;
-        let path = device.path.clone();
-        let flushed = bounded("flush", deadline, move || {
-            block::flush(&device.open()?, &device.path)
-        })?;
-        match flushed {
-            // Gone with its last controller: there is nothing to write to any more.
-            Some(Err(error)) if matches!(error.errno, Errno::ENXIO | Errno::ENODEV) => {}
-            Some(outcome) => outcome?,
-            None => {
-                return Err(Error::new(
-                    ErrorKind::DeadlineExceeded,
-                    format!(
-                        "{} still has data that its target does not take: bring the storage host back and call again",
-                        path.display()
-                    ),
-                ));
-            }
+        if let Some(id) = block::number(&roots.sys, &block)? {
+            flush_device(node, id, deadline)?;
         }
     }
     Ok(())
+}
+
+fn flush_device(node: &Node, id: DevId, deadline: Instant) -> Result<(), Error> {
+    let roots = &node.config.roots;
+    let device = block::node(&roots.sys, &roots.dev, id)?;
+    let path = device.path.clone();
+    let flushed = bounded("flush", deadline, move || {
+        block::flush(&device.open()?, &device.path)
+    })?;
+    match flushed {
+        // Gone with its last controller: there is nothing to write to any more.
+        Some(Err(error)) if matches!(error.errno, Errno::ENXIO | Errno::ENODEV) => Ok(()),
+        Some(outcome) => Ok(outcome?),
+        None => Err(Error::new(
+            ErrorKind::DeadlineExceeded,
+            format!(
+                "{} still has data that is not taken: bring the storage host back and call again",
+                path.display()
+            ),
+        )),
+    }
 }
 
 /// C-45: unstage succeeds only once the controllers are gone from sysfs.

@@ -13,6 +13,10 @@ use crate::model::volume::FsType;
 use super::super::observe::Attach;
 use super::super::{Error, ErrorKind, Node};
 
+/// Rule 5: what is there without the journal may be older than what was acknowledged, or torn.
+pub(super) const AWAITS_REPLAY: &str = "its journal awaits a replay, which is a write: it was copied while it was \
+    mounted, or its last node died; publish it once for writing, then read-only";
+
 /// Which device it must be.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted<'a> {

@@ -100,7 +100,7 @@ impl Case {
 
     fn unstage(self, world: &World) -> Vec<Step> {
         let mut observed = unstaged(self.staging(world), self.controllers(world));
-        observed.read_only_zvol = world.refuses_writes.then(read_only_zvol);
+        observed.zvol = world.refuses_writes.then(|| (zvol(), Access::ReadOnly));
         unstage("pvc-1", &observed).expect("a plan")
     }
 
