@@ -174,8 +174,8 @@ impl From<NoPlace> for Refusal {
         let kind = match error {
             NoPlace::UnknownPool { .. } => Kind::InvalidArgument,
             NoPlace::Unusable(_) => Kind::Unavailable,
-            NoPlace::TooLarge { .. } => Kind::OutOfRange,
-            NoPlace::Full { .. } => Kind::ResourceExhausted,
+            // Quotas are raised and pools grow: the size itself is fine.
+            NoPlace::TooLarge { .. } | NoPlace::Full { .. } => Kind::ResourceExhausted,
         };
         Self::new(kind, error.to_string())
     }
@@ -299,7 +299,13 @@ mod tests {
                 Code::InvalidArgument,
             ),
             (NoPlace::Unusable("a".into()), Code::Unavailable),
-            (NoPlace::TooLarge { bytes: 2, most: 1 }, Code::OutOfRange),
+            (
+                NoPlace::TooLarge {
+                    bytes: 2,
+                    wholes: "a".into(),
+                },
+                Code::ResourceExhausted,
+            ),
             (
                 NoPlace::Full {
                     bytes: 1,

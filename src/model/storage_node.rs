@@ -56,11 +56,6 @@ pub struct PoolStatus {
 }
 
 impl PoolStatus {
-    /// The largest zvol of this block size that can be filled, in bytes, a multiple of `block`.
-    pub fn room(&self, block: u64) -> u64 {
-        self.filled_by(self.available, block)
-    }
-
     /// All of it, in bytes: what is in use and what is left.
     pub fn whole(&self) -> u64 {
         self.available.saturating_add(self.used)
@@ -131,10 +126,10 @@ mod tests {
             cost_of_gib: BTreeMap::from([(16 << 10, 3 << 29)]),
             ..PoolStatus::default()
         };
-        assert_eq!(pool.room(16 << 10), 2 << 30);
+        assert_eq!(pool.filled_by(3 << 30, 16 << 10), 2 << 30);
         assert_eq!(pool.cost(2 << 30, 16 << 10), 3 << 30);
         assert_eq!(
-            pool.room(4 << 10),
+            pool.filled_by(3 << 30, 4 << 10),
             3 << 30,
             "unknown costs are taken as none"
         );

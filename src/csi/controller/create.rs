@@ -18,7 +18,7 @@ use crate::model::parameters::{Changes, DEFAULT_BLOCK, Parameters, vol_block_siz
 use crate::model::placement::Demand;
 use crate::model::volume::{
     Claim, DeletionPolicy, FINALIZER, FsType, Metadata, State, Tuning, Volume, VolumeMode,
-    VolumeSpec, VolumeStatus,
+    VolumeSpec, VolumeStatus, reason,
 };
 use crate::ops::Timeline;
 use crate::store::{self, Objects, Store, Watch};
@@ -324,7 +324,11 @@ impl<S: Store> Controller<S> {
         if ended.status.state != State::Error {
             return Ok(ended);
         }
-        let refusal = impossible(&ended);
+        let mut refusal = impossible(&ended);
+        let ready = ended.condition("Ready");
+        if ready.is_some_and(|c| c.reason == reason::POOL_NOT_FOUND) {
+            refusal = self.with_known_pools(refusal, deadline).await;
+        }
         if ended.status.was_ready {
             return Err(refusal);
         }

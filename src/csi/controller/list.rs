@@ -26,7 +26,7 @@ pub(super) fn to_csi(volume: &Volume) -> Result<csi::Volume, Refusal> {
     Ok(csi::Volume {
         capacity_bytes: to_i64(&volume.metadata.name, capacity_of(volume))?,
         volume_id: volume.metadata.name.clone(),
-        content_source: Source::of(&volume.spec).map(Source::to_csi),
+        content_source: Source::of(&volume.spec).map(Source::into_csi),
         ..csi::Volume::default()
     })
 }

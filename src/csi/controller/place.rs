@@ -122,16 +122,33 @@ impl<S: Store> Controller<S> {
         Ok((nodes, claims))
     }
 
-    /// Before any agent has said what it has, the first pool on this host: its agent has the last word.
+    /// The first pool that is asked for, on this host, when nobody has said that there is any of them: it may be
+    /// newer than what this host's agent has said, which has the last word.
     fn unseen(&self, nodes: &[StorageNode], demand: &Demand<'_>) -> Option<Place> {
-        if !nodes.is_empty() {
-            return None;
-        }
+        let owner = &self.site.owner;
+        let is_seen = |node: &StorageNode| {
+            let mut pools = node.status.pools.iter();
+            pools.any(|pool| demand.pools.contains(&pool.name))
+        };
+        let is_ours = nodes.is_empty() || nodes.iter().any(|n| n.spec.node_name == *owner);
+        let is_new = nodes.is_empty() || (demand.node.is_none() && !nodes.iter().any(is_seen));
+        (is_ours && is_new).then_some(())?;
         Some(Place {
-            node: demand.node.unwrap_or(&self.site.owner).to_owned(),
+            node: demand.node.unwrap_or(owner).to_owned(),
             pool: demand.pools.first()?.clone(),
             health: String::new(),
         })
+    }
+
+    /// The refusal of a pool that is not there, with those that are.
+    pub(super) async fn with_known_pools(&self, refusal: Refusal, deadline: Instant) -> Refusal {
+        match within(deadline, self.store.storage_nodes().list()).await {
+            Ok(nodes) => Refusal::new(
+                refusal.kind,
+                format!("{refusal}; there is {}", placement::known(&nodes)),
+            ),
+            Err(_) => refusal,
+        }
     }
 
     /// The volume's pool, as its storage host saw it last.

@@ -57,7 +57,7 @@ impl Source {
     }
 
     /// As CSI has it.
-    pub(super) fn to_csi(self) -> csi::VolumeContentSource {
+    pub(super) fn into_csi(self) -> csi::VolumeContentSource {
         let source = match self {
             Self::Snapshot(snapshot_id) => Type::Snapshot(SnapshotSource { snapshot_id }),
             Self::Volume(volume_id) => Type::Volume(VolumeSource { volume_id }),

@@ -151,12 +151,14 @@ fn hostile_creations_are_refused_and_leave_nothing() {
         Code::InvalidArgument,
         &["volume_capabilities"],
     );
-    let mut block = create_request(&wanted());
-    block.volume_capabilities[0].access_type = Some(AccessType::Block(BlockVolume {}));
+    let mut both = create_request(&wanted());
+    let mut block = both.volume_capabilities[0].clone();
+    block.access_type = Some(AccessType::Block(BlockVolume {}));
+    both.volume_capabilities.push(block);
     assert_refused(
-        fleet.controller.create_raw(block),
+        fleet.controller.create_raw(both),
         Code::InvalidArgument,
-        &["block"],
+        &["mount and block"],
     );
     let mut many = create_request(&wanted());
     many.volume_capabilities[0]

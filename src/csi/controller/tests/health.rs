@@ -15,7 +15,7 @@ impl Room {
         let all = self.controller.list_health(page, soon()).await.unwrap();
         match one.health_statuses.is_empty() {
             true => assert_eq!(all.entries, []),
-            false => assert_eq!(all.entries, [one.clone()]),
+            false => assert_eq!(all.entries, std::slice::from_ref(&one)),
         }
         let entries = one.health_statuses.into_iter();
         entries.map(|e| (e.status(), e.reason)).collect()

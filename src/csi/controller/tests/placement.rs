@@ -2,6 +2,7 @@
 
 use super::super::supply::Inquiry;
 use super::*;
+use crate::model::volume::reason;
 
 fn capacity(change: impl Fn(&mut csi::GetCapacityRequest)) -> Result<Option<Inquiry>, Refusal> {
     let mut request = csi::GetCapacityRequest::default();
@@ -71,14 +72,9 @@ async fn rule_07_what_fits_nowhere_is_refused_and_leaves_nothing() {
     let room = Room::new(Fate::Ready);
     room.host("storage0", vec![pool("tank", 4 * GIB)]).await;
     refused(
-        room.create(&sized("v", "thank", GIB)).await,
-        Kind::InvalidArgument,
-        "tank on storage0",
-    );
-    refused(
         room.create(&sized("v", "tank", 5 * GIB)).await,
-        Kind::OutOfRange,
-        "empty",
+        Kind::ResourceExhausted,
+        "tank on storage0",
     );
     room.create(&thick("a", "tank", 3 * GIB)).await.unwrap();
     refused(
@@ -100,6 +96,30 @@ async fn rule_07_what_fits_nowhere_is_refused_and_leaves_nothing() {
     room.create(&sized("v", "tank", GIB))
         .await
         .expect("a degraded pool serves");
+}
+
+#[tokio::test]
+async fn a_pool_that_nobody_has_spoken_of_is_asked_for_at_its_host() {
+    let room = Room::new(Fate::Error(reason::POOL_NOT_FOUND));
+    room.host("storage0", vec![pool("tank", 4 * GIB)]).await;
+    refused(
+        room.create(&sized("v", "thank", GIB)).await,
+        Kind::InvalidArgument,
+        "there is tank on storage0",
+    );
+    room.plays(Fate::Ready);
+    room.create(&sized("v", "new", GIB)).await.unwrap();
+    assert_eq!(room.home("v").await, ("storage0".into(), "new".into()));
+    // Of other hosts nobody here knows more than they have said.
+    let elsewhere = Room::new(Fate::Ready);
+    elsewhere
+        .host("storage1", vec![pool("tank", 4 * GIB)])
+        .await;
+    refused(
+        elsewhere.create(&sized("v", "thank", GIB)).await,
+        Kind::InvalidArgument,
+        "tank on storage1",
+    );
 }
 
 #[tokio::test]
