@@ -221,7 +221,11 @@ mod tests {
             format!("context={label}"),
             format!("rootcontext=\"{label}\""),
         ] {
-            let fine = check("SINGLE_NODE_WRITER", mount("xfs", &[flag.clone()])).expect("fine");
+            let fine = check(
+                "SINGLE_NODE_WRITER",
+                mount("xfs", std::slice::from_ref(&flag)),
+            )
+            .expect("fine");
             let key = flag.split('=').next().unwrap();
             assert_eq!(fine.mount_flags, [format!("{key}={label}")]);
         }

@@ -360,7 +360,7 @@ mod tests {
     fn bug_c_111_what_the_kernel_made_read_only_is_told() {
         let mut state = staged("live", filesystem("rw", "ro,errors=remount-ro"));
         let read_only = (Severity::Degraded, "FilesystemReadOnly".to_owned());
-        assert_eq!(troubles(&state), [read_only.clone()]);
+        assert_eq!(troubles(&state), std::slice::from_ref(&read_only));
         if let Some(mounted) = &mut state.mounted {
             mounted.errors = 2;
         }
