@@ -2,18 +2,19 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use zvolt_kernel::nvmet::{NamespaceSpec, ObservedSubsystem, PortSpec, Target};
+use tokio::sync::mpsc::UnboundedSender;
+use zvolt_kernel::nvmet::{NamespaceSpec, ObservedSubsystem, Target};
 use zvolt_kernel::zfs::{self, Pool, Properties, Zfs, ZvolSpec};
 use zvolt_kernel::{SysError, block};
 
 use super::loopback::Loopback;
-use super::observe::{Dataset, Failure, Host, Reserved, Storage};
+use super::observe::{Dataset, Failure, Host, News, Reserved, Storage, Teller};
 use super::plan::NSID;
+use super::ports::Ports;
 use super::steps::{Act, Backing};
 use super::zvols::{self, Zvols};
 use super::{AgentConfig, Roots, format};
@@ -29,7 +30,8 @@ pub struct KernelHost {
     zfs: Zfs,
     target: Target,
     zvols: Arc<Zvols>,
-    ports: Vec<PortSpec>,
+    ports: Arc<Ports>,
+    teller: Arc<Teller>,
     loopback: Loopback,
     /// Held while entries below `hosts/` come and go: one volume's last host may be another's new one.
     hosts: Mutex<()>,
@@ -41,26 +43,18 @@ impl KernelHost {
     /// Loads ZFS and listens for uevents.
     pub fn new(config: &AgentConfig) -> Result<Self, Failure> {
         let Roots { sys, dev, nvmet } = &config.roots;
+        let teller = Arc::new(Teller::default());
+        let ports = Ports::start(&config.portals, config.port_id_base, teller.clone());
         Ok(Self {
-            zvols: Zvols::start(sys, dev).map_err(Failure::kernel)?,
+            zvols: Zvols::start(sys, dev, teller.clone()).map_err(Failure::kernel)?,
             zfs: Zfs::load().map_err(Failure::kernel)?,
             target: Target::at(nvmet),
-            ports: Self::ports(&config.portals, config.port_id_base),
+            ports: ports.map_err(Failure::kernel)?,
+            teller,
             loopback: Loopback::new(sys, dev, &config.node_name, config.loop_port()),
             hosts: Mutex::new(()),
             containers: Mutex::default(),
         })
-    }
-
-    /// The ports for these portals, numbered from `base`.
-    fn ports(portals: &[SocketAddr], base: u16) -> Vec<PortSpec> {
-        (base..)
-            .zip(portals)
-            .map(|(id, address)| PortSpec {
-                id,
-                address: Some(*address),
-            })
-            .collect()
     }
 
     fn pool(&self, name: &str) -> Result<Option<Pool>, Failure> {
@@ -220,7 +214,7 @@ impl KernelHost {
             self.namespace(backing)?;
         }
         for port in ports {
-            self.target.link_port(nqn, *port).map_err(Failure::kernel)?;
+            self.ports.link(&self.target, nqn, *port)?;
         }
         Ok(())
     }
@@ -322,11 +316,16 @@ impl KernelHost {
 }
 
 impl Host for KernelHost {
+    fn listen(&self, listener: UnboundedSender<News>) {
+        self.teller.listen(listener);
+    }
+
+    fn ports(&self) -> Vec<u16> {
+        self.ports.usable()
+    }
+
     fn converge_ports(&self) -> Result<(), Failure> {
-        for port in &self.ports {
-            self.target.converge_port(port).map_err(Failure::kernel)?;
-        }
-        Ok(())
+        self.ports.converge(&self.target)
     }
 
     fn export(&self, nqn: &str) -> Result<Option<ObservedSubsystem>, Failure> {
@@ -339,9 +338,11 @@ impl Host for KernelHost {
         dataset: &str,
         export: Option<&ObservedSubsystem>,
     ) -> Result<Storage, Failure> {
+        self.zvols.miss(dataset);
         let Some(pool) = self.pool(pool)? else {
             return Ok(Storage::default());
         };
+        self.zvols.seen(dataset);
         // Every other question to a suspended pool would hang.
         if pool.health == "SUSPENDED" {
             return Ok(Storage {
@@ -419,11 +420,7 @@ impl Host for KernelHost {
                 .map(drop)
                 .map_err(Failure::kernel),
             Act::Namespace(backing) => self.namespace(backing),
-            Act::Link { nqn, port } => self
-                .target
-                .link_port(nqn, *port)
-                .map(drop)
-                .map_err(Failure::kernel),
+            Act::Link { nqn, port } => self.ports.link(&self.target, nqn, *port),
             Act::AllowHost { nqn, host } => {
                 let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
                 self.target

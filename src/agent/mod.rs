@@ -9,6 +9,7 @@ mod host;
 mod loopback;
 mod observe;
 mod plan;
+mod ports;
 mod reconcile;
 #[cfg(test)]
 mod sim;
@@ -25,6 +26,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -33,7 +35,7 @@ use crate::model::volume::Volume;
 use crate::ops::Journal;
 use crate::store::{self, Change, Objects, Store, Watch};
 use host::KernelHost;
-use observe::{Failure, Host};
+use observe::{Failure, Host, News};
 use plan::Site;
 use reconcile::{Begin, Outcome, Prepared, Reconciler};
 use slot::{Next, Slot};
@@ -154,12 +156,13 @@ impl<S: Store, H: Host> Agent<S, H> {
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), Error> {
         let portals = &self.config.portals;
+        let (listener, news) = mpsc::unbounded_channel();
+        self.host.listen(listener);
         let reconciler = Arc::new(Reconciler {
             store: self.store.clone(),
             host: self.host,
             site: Site {
                 node: self.config.node_name.clone(),
-                ports: (self.config.port_id_base..).take(portals.len()).collect(),
                 portal: portals.first().map(ToString::to_string).unwrap_or_default(),
                 loop_port: self.config.loop_port(),
             },
@@ -176,6 +179,7 @@ impl<S: Store, H: Host> Agent<S, H> {
             waiting: VecDeque::new(),
             retries: BTreeSet::new(),
             tasks: JoinSet::new(),
+            news,
         };
         tokio::select! {
             started = serving.start(&*self.store) => started?,
@@ -213,6 +217,8 @@ struct Serving<S, H> {
     /// When to try which volume again.
     retries: BTreeSet<(Instant, String)>,
     tasks: JoinSet<Outcome>,
+    /// What the host tells by itself.
+    news: UnboundedReceiver<News>,
 }
 
 impl<S: Store, H: Host> Serving<S, H> {
@@ -268,6 +274,7 @@ impl<S: Store, H: Host> Serving<S, H> {
             tokio::select! {
                 change = self.watch.next() => Happened::Change(change),
                 Some(done) = self.tasks.join_next() => Happened::Ended(done),
+                Some(news) = self.news.recv() => Happened::News(news),
             }
         };
         let happened = match self.retries.first() {
@@ -279,6 +286,16 @@ impl<S: Store, H: Host> Serving<S, H> {
             Happened::Change(Some(Change::Gone(name))) => self.vanished(&name),
             Happened::Change(Some(Change::Put(volume))) => self.changed(volume),
             Happened::Ended(done) => self.ended(done?),
+            Happened::News(News::Zvol(dataset)) => {
+                let (_, name) = dataset.rsplit_once('/').unwrap_or_default();
+                tracing::info!(dataset, "a pool that was away is back");
+                self.poke(name);
+            }
+            Happened::News(News::Ports) => {
+                tracing::info!("a portal's address has appeared: all exports are linked to it");
+                let names: Vec<String> = self.slots.keys().cloned().collect();
+                names.iter().for_each(|name| self.poke(name));
+            }
             Happened::Time => {
                 if let Some((_, name)) = self.retries.pop_first()
                     && let Some(slot) = self.slots.get_mut(&name)
@@ -320,6 +337,13 @@ impl<S: Store, H: Host> Serving<S, H> {
             self.follow(&name, next);
         }
         self.spawn();
+    }
+
+    fn poke(&mut self, name: &str) {
+        if let Some(slot) = self.slots.get_mut(name) {
+            let next = slot.poke();
+            self.follow(name, next);
+        }
     }
 
     fn follow(&mut self, name: &str, next: Next) {
@@ -380,5 +404,6 @@ impl<S: Store, H: Host> Serving<S, H> {
 enum Happened {
     Change(Option<Change<Volume>>),
     Ended(Result<Outcome, JoinError>),
+    News(News),
     Time,
 }

@@ -34,6 +34,8 @@ pub(super) struct Slot {
     running: bool,
     /// Events that came while a reconcile ran.
     queued: Vec<Arc<Volume>>,
+    /// The host had news while a reconcile ran.
+    poked: bool,
     /// It has vanished; what the watch still brings of it is old.
     gone: bool,
     failures: u32,
@@ -69,6 +71,7 @@ impl Slot {
             asked: None,
             running: false,
             queued: Vec::new(),
+            poked: false,
             gone: false,
             failures: 0,
         }
@@ -112,6 +115,13 @@ impl Slot {
         Next::Reconcile(known.map_or(Begin::Read, Begin::Known))
     }
 
+    /// The host has news that may be about this volume.
+    pub(super) fn poke(&mut self) -> Next {
+        self.failures = 0;
+        self.poked = self.running;
+        self.again()
+    }
+
     /// A reconcile that had to wait for its turn begins: what it was to begin with may be old by now.
     pub(super) fn begin(&self, begin: Begin) -> Begin {
         if self.queued.is_empty() {
@@ -143,6 +153,9 @@ impl Slot {
                 Next::Reconcile(begin) => next = Next::Reconcile(begin),
                 Next::Rest | Next::Retry(_) => {}
             }
+        }
+        if std::mem::take(&mut self.poked) && matches!(next, Next::Rest) {
+            return self.again();
         }
         match (next, outcome.retry) {
             (Next::Rest, true) => {
@@ -261,6 +274,16 @@ mod tests {
         assert!(reads(&slot.event(version(6))));
         slot.ended(outcome(7, &[7], false));
         assert!(matches!(slot.event(version(7)), Next::Rest));
+    }
+
+    #[test]
+    fn news_of_the_host_are_not_lost_while_a_reconcile_runs() {
+        let mut slot = Slot::seen(0, &version(1));
+        assert_eq!(known(&slot.poke()), Some("1"));
+        assert!(matches!(slot.poke(), Next::Rest));
+        let next = slot.ended(outcome(1, &[], true));
+        assert_eq!(known(&next), Some("1"), "at once, not after a wait");
+        assert!(matches!(slot.ended(outcome(1, &[], false)), Next::Rest));
     }
 
     #[test]
