@@ -1,10 +1,12 @@
-//! Block devices: size, read-only flag, the zvol's name, and the way from a number to sysfs.
+//! Block devices: size, read-only flag, the zvol's name, and the way from a number to sysfs and to the node.
 //!
-//! Reads only; needs read access to the device nodes and nothing else.
+//! Needs read access to the device nodes, and `CAP_SYS_ADMIN` to set the read-only flag and to flush.
+//! Nothing on a device is ever written.
 
 mod ioctl;
 
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -12,7 +14,17 @@ use nix::errno::Errno;
 use nix::libc;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 
+use crate::attr;
 use crate::error::SysError;
+
+/// Whether writes are allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Reads and writes.
+    ReadWrite,
+    /// Reads only.
+    ReadOnly,
+}
 
 /// A block device's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,6 +53,109 @@ pub fn is_read_only(device: &File, path: &Path) -> Result<bool, SysError> {
         .map_err(|errno| SysError::new("ioctl(BLKROGET)", path.display(), errno))
 }
 
+/// Makes the kernel refuse writes to the device, or take them again (`BLKROSET`), and gives what it says
+/// afterwards: a device that is read-only of its own accord, as a zvol with `readonly=on` is, stays so. A
+/// filesystem that is mounted for writing is not stopped.
+pub fn set_access(device: &File, path: &Path, access: Access) -> Result<Access, SysError> {
+    ioctl::set_read_only(device, access == Access::ReadOnly)
+        .map_err(|errno| SysError::new("ioctl(BLKROSET)", path.display(), errno))?;
+    Ok(match is_read_only(device, path)? {
+        true => Access::ReadOnly,
+        false => Access::ReadWrite,
+    })
+}
+
+/// Writes what the page cache still holds for the device, and drops it (`BLKFLSBUF`). Blocks for as long as
+/// the device does not answer, if there is something to write.
+pub fn flush(device: &File, path: &Path) -> Result<(), SysError> {
+    ioctl::flush(device).map_err(|errno| SysError::new("ioctl(BLKFLSBUF)", path.display(), errno))
+}
+
+/// What sysfs says of a device, without opening it: nothing here can block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Whether writes are allowed.
+    pub access: Access,
+}
+
+/// Size and read-only flag of the device `name` (`<sys>/block/<name>/{size,ro}`); `None` when it is gone.
+pub fn extent(sys: &Path, name: &str) -> Result<Option<Extent>, SysError> {
+    let directory = sys.join("block").join(component(name)?);
+    let get = |attribute: &str| attr::read_if_present(&directory.join(attribute));
+    let (Some(size), Some(ro)) = (get("size")?, get("ro")?) else {
+        return Ok(None);
+    };
+    let unreadable = |attribute: &str, value: &str| {
+        SysError::new("read", directory.join(attribute).display(), Errno::EBADMSG)
+            .with_detail(format!("{value:?}"))
+    };
+    // Units of 512 bytes, whatever the device's own are.
+    let bytes = size.parse().ok().and_then(|s: u64| s.checked_mul(512));
+    Ok(Some(Extent {
+        bytes: bytes.ok_or_else(|| unreadable("size", &size))?,
+        access: match ro.as_str() {
+            "0" => Access::ReadWrite,
+            "1" => Access::ReadOnly,
+            other => return Err(unreadable("ro", other)),
+        },
+    }))
+}
+
+/// A device's node, known by its number.
+#[derive(Debug)]
+pub struct Node {
+    /// Opened with `O_PATH`: the device itself has not been touched.
+    pub fd: OwnedFd,
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+impl Node {
+    /// Opens the device of this very node for reading, whatever its name leads to by now.
+    pub fn open(&self) -> Result<File, SysError> {
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .map_err(|e| SysError::io("open", &self.path, &e))
+    }
+}
+
+/// The node of a device below `dev`, which must be the kernel's own devtmpfs: found by the number and
+/// checked against it, so that no name is ever guessed (C-34). `ESTALE` when the node is another device's.
+pub fn node(sys: &Path, dev: &Path, id: DevId) -> Result<Node, SysError> {
+    let path = dev.join(component(&kernel_name(sys, id)?)?);
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH | libc::O_NOFOLLOW)
+        .open(&path)
+        .map_err(|e| SysError::io("open(O_PATH)", &path, &e))?;
+    let metadata = opened
+        .metadata()
+        .map_err(|e| SysError::io("fstat", &path, &e))?;
+    let found = number_of(metadata.rdev());
+    if !metadata.file_type().is_block_device() || found != id {
+        return Err(SysError::new("fstat", path.display(), Errno::ESTALE)
+            .with_detail(format!("it is {found}, not {id}")));
+    }
+    Ok(Node {
+        fd: opened.into(),
+        path,
+    })
+}
+
+/// Refuses what is more than one name (rule 12). sysfs writes a `/` of a device's name as `!`.
+fn component(name: &str) -> Result<&str, SysError> {
+    if name.is_empty() || name.starts_with('.') || name.contains(['/', '!', '\0']) {
+        return Err(SysError::new("open", format!("{name:?}"), Errno::EINVAL)
+            .with_detail("this is no device's name"));
+    }
+    Ok(name)
+}
+
 /// The dataset behind a zvol's device node (`BLKZNAME`, OpenZFS `sys/fs/zfs.h`).
 /// `ENOTTY` for a device that is no zvol.
 pub fn zvol_name(device: &File, path: &Path) -> Result<String, SysError> {
@@ -58,10 +173,30 @@ pub fn dev_id(path: &Path) -> Result<DevId, SysError> {
     if !metadata.file_type().is_block_device() {
         return Err(SysError::new("stat", path.display(), Errno::ENOTBLK));
     }
-    let number = metadata.rdev();
-    Ok(DevId {
-        major: rustix::fs::major(number),
-        minor: rustix::fs::minor(number),
+    Ok(number_of(metadata.rdev()))
+}
+
+fn number_of(rdev: u64) -> DevId {
+    DevId {
+        major: rustix::fs::major(rdev),
+        minor: rustix::fs::minor(rdev),
+    }
+}
+
+/// The number of the device `name`, from `<sys>/block/<name>/dev`; `None` when it is gone.
+pub fn number(sys: &Path, name: &str) -> Result<Option<DevId>, SysError> {
+    let path = sys.join("block").join(component(name)?).join("dev");
+    let Some(text) = attr::read_if_present(&path)? else {
+        return Ok(None);
+    };
+    let id = text.split_once(':').and_then(|(major, minor)| {
+        Some(DevId {
+            major: major.parse().ok()?,
+            minor: minor.parse().ok()?,
+        })
+    });
+    id.map(Some).ok_or_else(|| {
+        SysError::new("read", path.display(), Errno::EBADMSG).with_detail(format!("{text:?}"))
     })
 }
 
@@ -238,6 +373,51 @@ mod tests {
         let error = kernel_name(root.path(), DevId { major: 8, minor: 1 }).unwrap_err();
         assert_eq!(error.errno, Errno::ENOENT);
         assert!(error.subject.ends_with("dev/block/8:1"), "{error}");
+    }
+
+    #[test]
+    fn size_and_access_come_from_sysfs() {
+        let root = sysfs();
+        let put = |attribute: &str, value: &str| {
+            fs::write(root.path().join("block/zd16").join(attribute), value).unwrap();
+        };
+        assert_eq!(extent(root.path(), "zd16").unwrap(), None);
+        put("size", "2048\n");
+        put("ro", "1\n");
+        put("dev", "230:16\n");
+        let id = DevId {
+            major: 230,
+            minor: 16,
+        };
+        assert_eq!(number(root.path(), "zd16").unwrap(), Some(id));
+        assert_eq!(number(root.path(), "zd0").unwrap(), None);
+        let expected = Extent {
+            bytes: 1 << 20,
+            access: Access::ReadOnly,
+        };
+        assert_eq!(extent(root.path(), "zd16").unwrap(), Some(expected));
+        put("size", "many\n");
+        let error = extent(root.path(), "zd16").unwrap_err();
+        assert!(error.to_string().contains("zd16/size"), "{error}");
+        assert_eq!(extent(root.path(), "zd32").unwrap(), None);
+        for name in ["", "..", "../x", "a/b", "cciss!c0d0"] {
+            let errno = extent(root.path(), name).unwrap_err().errno;
+            assert_eq!(errno, Errno::EINVAL, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn bug_c_34_a_node_that_is_no_such_device_is_refused() {
+        let root = sysfs();
+        let dev = tempfile::tempdir().unwrap();
+        let id = DevId {
+            major: 230,
+            minor: 16,
+        };
+        let open = || node(root.path(), dev.path(), id).map(drop).unwrap_err();
+        assert_eq!(open().errno, Errno::ENOENT);
+        fs::write(dev.path().join("zd16"), "").unwrap();
+        assert_eq!(open().errno, Errno::ESTALE);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The real kernel behind [`Host`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,18 +8,19 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use zvolt_kernel::nvmet::{NamespaceSpec, ObservedSubsystem, Target};
-use zvolt_kernel::zfs::{self, Pool, Properties, Zfs, ZvolSpec};
+use zvolt_kernel::zfs::{self, Properties, Zfs, ZvolSpec};
 use zvolt_kernel::{SysError, block};
 
 use super::loopback::Loopback;
 use super::observe::{Dataset, Failure, Host, News, Reserved, Storage, Teller};
 use super::plan::NSID;
 use super::ports::Ports;
+use super::snapshots::observe::Snapshots;
 use super::steps::{Act, Backing};
 use super::zvols::{self, Zvols};
-use super::{AgentConfig, Roots, format};
+use super::{AgentConfig, Roots, format, local};
 use crate::model::names;
-use crate::model::volume::{Provisioning, VolumeMode, reason};
+use crate::model::volume::{Provisioning, reason};
 
 /// How long a new zvol's device may take (C-5: a busy pool takes its time, and the next try waits again).
 const APPEAR: Duration = Duration::from_secs(20);
@@ -27,9 +28,9 @@ const APPEAR: Duration = Duration::from_secs(20);
 /// ZFS, nvmet and the block devices of this host.
 #[derive(Debug)]
 pub struct KernelHost {
-    zfs: Zfs,
+    pub(super) zfs: Zfs,
     target: Target,
-    zvols: Arc<Zvols>,
+    pub(super) zvols: Arc<Zvols>,
     ports: Arc<Ports>,
     teller: Arc<Teller>,
     loopback: Loopback,
@@ -37,6 +38,8 @@ pub struct KernelHost {
     hosts: Mutex<()>,
     /// Pools by name whose containers exist, with the GUID that the pool had.
     containers: Mutex<HashMap<String, u64>>,
+    /// What a full GiB costs, by block size, of pools by GUID and size.
+    costs: Mutex<HashMap<(u64, u64), BTreeMap<u64, u64>>>,
 }
 
 impl KernelHost {
@@ -54,15 +57,8 @@ impl KernelHost {
             loopback: Loopback::new(sys, dev, &config.node_name, config.loop_port()),
             hosts: Mutex::new(()),
             containers: Mutex::default(),
+            costs: Mutex::default(),
         })
-    }
-
-    fn pool(&self, name: &str) -> Result<Option<Pool>, Failure> {
-        match self.zfs.pool(name) {
-            Ok(pool) => Ok(Some(pool)),
-            Err(zfs::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(Failure::kernel(error)),
-        }
     }
 
     fn create(&self, spec: &ZvolSpec, provisioning: Provisioning) -> Result<(), Failure> {
@@ -80,18 +76,34 @@ impl KernelHost {
             Ok(()) | Err(zfs::Error::Exists { .. }) => Ok(()),
             Err(error) => {
                 self.zvols.forget(&spec.dataset);
-                self.containers
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .remove(pool);
+                self.forget_containers(pool);
                 Err(of_zfs(error))
             }
         }
     }
 
+    /// They may be gone.
+    pub(super) fn forget_containers(&self, pool: &str) {
+        self.containers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(pool);
+    }
+
+    pub(super) fn known_costs(&self, key: (u64, u64)) -> Option<BTreeMap<u64, u64>> {
+        let costs = self.costs.lock().unwrap_or_else(PoisonError::into_inner);
+        costs.get(&key).cloned()
+    }
+
+    pub(super) fn remember_costs(&self, key: (u64, u64), of_gib: BTreeMap<u64, u64>) {
+        let mut costs = self.costs.lock().unwrap_or_else(PoisonError::into_inner);
+        costs.retain(|(guid, _), _| *guid != key.0);
+        costs.insert(key, of_gib);
+    }
+
     /// Makes `<pool>/csi` and `<pool>/csi/block` once. The latter carries `volmode=dev`: a zvol that is
     /// born with another mode loses its device and gets a new one when its own is set.
-    fn ensure_containers(&self, pool: &str) -> Result<(), Failure> {
+    pub(super) fn ensure_containers(&self, pool: &str) -> Result<(), Failure> {
         let guid = self.zfs.pool(pool).map_err(of_zfs)?.guid;
         if self
             .containers
@@ -124,7 +136,13 @@ impl KernelHost {
             .map_err(of_zfs)
     }
 
-    fn dataset(&self, pool: &str, name: &str, properties: &Properties) -> Result<Dataset, Failure> {
+    /// A dataset, from its properties.
+    pub(super) fn dataset_of(
+        &self,
+        pool: &str,
+        name: &str,
+        properties: &Properties,
+    ) -> Result<Dataset, Failure> {
         let own = self.zfs.own_properties(name).map_err(of_zfs)?;
         Dataset::from_properties(name, properties, own, |size, block| {
             self.full(pool, size, block)
@@ -136,7 +154,7 @@ impl KernelHost {
         let pool = name.split('/').next().unwrap_or_default();
         let look = || {
             let properties = self.zfs.properties(name).map_err(of_zfs)?;
-            let dataset = self.dataset(pool, name, &properties)?;
+            let dataset = self.dataset_of(pool, name, &properties)?;
             match dataset.guid == guid {
                 true => Ok(dataset),
                 false => Err(Failure::passing(
@@ -234,38 +252,6 @@ impl KernelHost {
         outcome
     }
 
-    /// Whether nobody on this host uses a zvol any more.
-    fn released(&self, dataset: &str, mode: VolumeMode) -> Result<(), Failure> {
-        // Without a device there is nothing to use.
-        let Some(device) = self.zvols.device(dataset) else {
-            return Ok(());
-        };
-        let busy = |why: String| {
-            Failure::passing(
-                reason::BUSY,
-                format!("{dataset} is still used on this host, its owner: {why}"),
-            )
-        };
-        let shown = device.display();
-        if block::is_held(&device).map_err(Failure::kernel)? {
-            return Err(busy(format!(
-                "{shown} is mounted or held: unpublish and unstage it, or unmount it (findmnt {shown}; ls                  /sys/block/*/holders)"
-            )));
-        }
-        if mode == VolumeMode::Filesystem {
-            return Ok(());
-        }
-        let id = block::dev_id(&device).map_err(Failure::kernel)?;
-        let openers = block::openers(Path::new(PROC), id).map_err(Failure::kernel)?;
-        match openers.first() {
-            None => Ok(()),
-            Some(first) => Err(busy(format!(
-                "process {first} has {shown} open, one of {}: stop the pod, and unpublish it (fuser -v {shown})",
-                openers.len()
-            ))),
-        }
-    }
-
     /// A zvol says EIO for a full pool and for a quota that is reached: ZFS is asked which it is.
     fn room_for(&self, dataset: &str) -> Result<(), Failure> {
         let properties = self.zfs.properties(dataset).map_err(of_zfs)?;
@@ -351,7 +337,7 @@ impl Host for KernelHost {
             });
         }
         let found = match self.zfs.properties(dataset) {
-            Ok(properties) => Some(self.dataset(&pool.name, dataset, &properties)?),
+            Ok(properties) => Some(self.dataset_of(&pool.name, dataset, &properties)?),
             Err(zfs::Error::NotFound { .. }) => {
                 // Rule 2: a pool that has just gone makes all its datasets missing.
                 if self.pool(&pool.name)?.as_ref().map(|p| p.guid) != Some(pool.guid) {
@@ -446,13 +432,25 @@ impl Host for KernelHost {
                 self.or_close(nqn, switched)
             }
             Act::LoopClose { nqn } => self.close_loop(nqn),
-            Act::Released { dataset, mode } => self.released(dataset, *mode),
+            Act::Released { dataset, mode } => local::released(&self.zvols, dataset, *mode),
             Act::Cut { nqn, ports, drain } => self.cut(nqn, ports, drain.as_ref()),
             Act::Teardown { nqn, hosts } => self.teardown(nqn, hosts),
             Act::Destroy { dataset } => match self.zfs.destroy(dataset) {
                 Ok(()) | Err(zfs::Error::NotFound { .. }) => Ok(()),
                 Err(error) => Err(of_zfs(error)),
             },
+            Act::Snapshot { names, properties } => {
+                self.zfs.snapshot(names, properties).map_err(of_zfs)
+            }
+            Act::Clone { spec, thick } => self.clone_zvol(spec, *thick),
+            Act::Promote { from, clone } => self.promote(from, clone),
+            Act::DestroySnapshot { snapshot, when } => self.destroy_snapshot(snapshot, *when),
+            Act::Unreserve { dataset } => self
+                .zfs
+                .set_property(dataset, "refreservation", "none")
+                .map_err(of_zfs),
+            Act::Rollback { snapshot } => self.zfs.rollback_to(snapshot).map_err(of_zfs),
+            Act::Bury { from, to } => self.bury(from, to),
         }
     }
 }
@@ -467,13 +465,11 @@ fn is_set(dataset: &Dataset, property: &str, value: &str) -> bool {
     }
 }
 
-const PROC: &str = "/proc";
-
 /// The least room that a filesystem's first writes need, in bytes.
 const ROOM_TO_FORMAT: u64 = 1 << 20;
 
 /// ZFS's refusal in the words of the API.
-fn of_zfs(error: zfs::Error) -> Failure {
+pub(super) fn of_zfs(error: zfs::Error) -> Failure {
     match &error {
         zfs::Error::NoSpace { .. } => Failure::lasting(
             reason::NO_SPACE,

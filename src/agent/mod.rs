@@ -4,23 +4,31 @@
 //! runs the steps and writes the status. One reconcile a volume at a time, different volumes in
 //! parallel. It keeps no state: after a crash it looks again.
 
+mod collect;
 mod format;
 mod host;
+mod local;
 mod loopback;
+mod moves;
 mod observe;
 mod plan;
 mod ports;
+mod queue;
 mod reconcile;
+mod report;
+mod running;
 #[cfg(test)]
 mod sim;
 mod slot;
+mod snapshots;
 mod status;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod turn;
+mod volumes;
 mod zvols;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,16 +37,19 @@ use std::time::Duration;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::model::names;
+use crate::model::snapshot::Snapshot;
 use crate::model::volume::Volume;
 use crate::ops::Journal;
-use crate::store::{self, Change, Objects, Store, Watch};
+use crate::store::{self, Objects, Store};
 use host::KernelHost;
 use observe::{Failure, Host, News};
 use plan::Site;
-use reconcile::{Begin, Outcome, Prepared, Reconciler};
-use slot::{Next, Slot};
+use queue::Queue;
+use reconcile::{Effects, Reconciler, Stop};
+use volumes::Prepared;
 
 /// How long a stop waits for the reconciles that run.
 const GRACE: Duration = Duration::from_secs(30);
@@ -158,31 +169,27 @@ impl<S: Store, H: Host> Agent<S, H> {
         let portals = &self.config.portals;
         let (listener, news) = mpsc::unbounded_channel();
         self.host.listen(listener);
-        let reconciler = Arc::new(Reconciler {
-            store: self.store.clone(),
-            host: self.host,
-            site: Site {
-                node: self.config.node_name.clone(),
-                portal: portals.first().map(ToString::to_string).unwrap_or_default(),
-                loop_port: self.config.loop_port(),
-            },
-            journal: self.journal,
-            runtime: tokio::runtime::Handle::current(),
-        });
+        let site = Site {
+            node: self.config.node_name.clone(),
+            portal: portals.first().map(ToString::to_string).unwrap_or_default(),
+            loop_port: self.config.loop_port(),
+        };
+        let all = Reconciler::new(self.store.clone(), self.host, site, self.journal);
+        let all = Arc::new(all);
+        let parallel = self.config.parallel.max(1);
         let mut serving = Serving {
-            watch: self.store.volumes().watch(None),
-            reconciler,
-            parallel: self.config.parallel.max(1),
-            slots: HashMap::new(),
-            made: 0,
-            busy: HashMap::new(),
-            waiting: VecDeque::new(),
-            retries: BTreeSet::new(),
-            tasks: JoinSet::new(),
+            volumes: Queue::new(&all, self.store.volumes().watch(None), parallel),
+            snapshots: Queue::new(&all, self.store.snapshots().watch(None), parallel),
+            aside: JoinSet::new(),
+            report: Some(Instant::now() + report::PERIOD),
+            is_stale: false,
+            searched: Vec::new(),
+            parallel,
             news,
+            all,
         };
         tokio::select! {
-            started = serving.start(&*self.store) => started?,
+            started = serving.start() => started?,
             () = asked(&mut stop) => return serving.finish().await,
         }
         // Nobody has to wait for it.
@@ -204,36 +211,60 @@ async fn asked(stop: &mut watch::Receiver<bool>) {
 
 /// The agent at work.
 struct Serving<S, H> {
-    reconciler: Arc<Reconciler<S, H>>,
-    watch: Watch<Volume>,
+    all: Arc<Reconciler<S, H>>,
+    volumes: Queue<Volume, S, H>,
+    snapshots: Queue<Snapshot, S, H>,
     parallel: usize,
-    slots: HashMap<String, Slot>,
-    /// Counts slots.
-    made: u64,
-    /// Volumes with a reconcile that runs, and the slot that it runs for.
-    busy: HashMap<String, u64>,
-    /// Reconciles that wait for their turn.
-    waiting: VecDeque<(String, u64, Begin)>,
-    /// When to try which volume again.
-    retries: BTreeSet<(Instant, String)>,
-    tasks: JoinSet<Outcome>,
     /// What the host tells by itself.
     news: UnboundedReceiver<News>,
+    /// What is done besides, off every path.
+    aside: JoinSet<Aside>,
+    /// When the next report is due; `None` while one is made.
+    report: Option<Instant>,
+    /// Something has changed while one is made.
+    is_stale: bool,
+    /// Pools that were looked through for what was left behind.
+    searched: Vec<String>,
+}
+
+/// What was done besides.
+enum Aside {
+    /// A report; the pools that can be used.
+    Reported(Result<Vec<String>, Stop>),
+    /// What was left behind; the datasets whose snapshots have moved.
+    Collected(Vec<String>),
 }
 
 impl<S: Store, H: Host> Serving<S, H> {
-    /// Ports, then every export, then one reconcile of every volume.
-    async fn start(&mut self, store: &S) -> Result<(), Error> {
-        let reconciler = self.reconciler.clone();
-        tokio::task::spawn_blocking(move || reconciler.host.converge_ports()).await??;
-        let node = &self.reconciler.site.node;
-        let listed = store
-            .volumes()
-            .list()
-            .await?
+    /// Ports, then every export, then one reconcile of every volume, and the first report.
+    async fn start(&mut self) -> Result<(), Error> {
+        let all = self.all.clone();
+        tokio::task::spawn_blocking(move || all.host.converge_ports()).await??;
+        let listed = self.all.store.volumes().list().await?.into_iter();
+        let volumes: Vec<Arc<Volume>> = listed
+            .filter(|v| v.spec.owner_node == self.all.site.node)
+            .map(Arc::new)
+            .collect();
+        for prepared in self.build(volumes).await? {
+            self.volumes.listed(&prepared.volume, prepared.versions);
+        }
+        while let Some(effects) = self.volumes.next_ended().await? {
+            self.spread(&effects);
+        }
+        let snapshots = self.all.store.snapshots().list().await?;
+        let ours = snapshots
             .into_iter()
-            .filter(|v| v.spec.owner_node == *node);
-        let volumes = listed.map(Arc::new);
+            .filter(|s| s.spec.owner_node == self.all.site.node);
+        for snapshot in ours {
+            let versions = vec![snapshot.metadata.resource_version.clone()];
+            self.snapshots.listed(&Arc::new(snapshot), versions);
+        }
+        self.reported(self.all.clone().report().await);
+        Ok(())
+    }
+
+    /// Builds every export, then links them all.
+    async fn build(&mut self, volumes: Vec<Arc<Volume>>) -> Result<Vec<Prepared>, Error> {
         let mut building = JoinSet::new();
         let mut prepared = Vec::new();
         for volume in volumes {
@@ -242,151 +273,114 @@ impl<S: Store, H: Host> Serving<S, H> {
             {
                 prepared.push(done?);
             }
-            let reconciler = self.reconciler.clone();
-            building.spawn_blocking(move || reconciler.prepare(volume));
+            let all = self.all.clone();
+            building.spawn_blocking(move || all.prepare(volume));
         }
         while let Some(done) = building.join_next().await {
             prepared.push(done?);
         }
         let built = prepared.iter_mut().filter_map(|p| p.built.take()).collect();
-        let reconciler = self.reconciler.clone();
-        tokio::task::spawn_blocking(move || reconciler.link(built)).await?;
-        for Prepared {
-            volume, versions, ..
-        } in prepared
-        {
-            self.made += 1;
-            let mut slot = Slot::listed(self.made, &volume, versions);
-            let next = slot.again();
-            let name = volume.metadata.name.clone();
-            self.slots.insert(name.clone(), slot);
-            self.follow(&name, next);
-        }
-        while let Some(done) = self.tasks.join_next().await {
-            self.ended(done?);
-        }
-        Ok(())
+        let all = self.all.clone();
+        tokio::task::spawn_blocking(move || all.link(built)).await?;
+        Ok(prepared)
     }
 
     /// Waits for one thing and deals with it.
     async fn serve(&mut self) -> Result<(), Error> {
-        let happens = async {
-            tokio::select! {
-                change = self.watch.next() => Happened::Change(change),
-                Some(done) = self.tasks.join_next() => Happened::Ended(done),
-                Some(news) = self.news.recv() => Happened::News(news),
+        tokio::select! {
+            happened = self.volumes.happens() => {
+                let effects = self.volumes.deal(happened)?;
+                self.spread(&effects);
             }
-        };
-        let happened = match self.retries.first() {
-            None => happens.await,
-            Some((at, _)) => timeout_at(*at, happens).await.unwrap_or(Happened::Time),
-        };
-        match happened {
-            Happened::Change(None) => return Err(Error::WatchEnded),
-            Happened::Change(Some(Change::Gone(name))) => self.vanished(&name),
-            Happened::Change(Some(Change::Put(volume))) => self.changed(volume),
-            Happened::Ended(done) => self.ended(done?),
-            Happened::News(News::Zvol(dataset)) => {
-                let (_, name) = dataset.rsplit_once('/').unwrap_or_default();
-                tracing::info!(dataset, "a pool that was away is back");
-                self.poke(name);
+            happened = self.snapshots.happens() => {
+                let effects = self.snapshots.deal(happened)?;
+                self.spread(&effects);
             }
-            Happened::News(News::Ports) => {
-                tracing::info!("a portal's address has appeared: all exports are linked to it");
-                let names: Vec<String> = self.slots.keys().cloned().collect();
-                names.iter().for_each(|name| self.poke(name));
-            }
-            Happened::Time => {
-                if let Some((_, name)) = self.retries.pop_first()
-                    && let Some(slot) = self.slots.get_mut(&name)
-                {
-                    let next = slot.again();
-                    self.follow(&name, next);
-                }
+            Some(done) = self.aside.join_next() => self.besides(done?),
+            Some(news) = self.news.recv() => self.heard(&news),
+            () = until(self.report) => {
+                (self.report, self.is_stale) = (None, false);
+                let all = self.all.clone();
+                self.aside.spawn(async move { Aside::Reported(all.report().await) });
             }
         }
         Ok(())
     }
 
-    fn changed(&mut self, volume: Arc<Volume>) {
-        let name = volume.metadata.name.clone();
-        let next = match self.slots.get_mut(&name) {
-            Some(slot) if slot.is_of(&volume) => slot.event(volume),
-            _ if volume.spec.owner_node != self.reconciler.site.node => return,
-            _ => {
-                self.made += 1;
-                let mut slot = Slot::seen(self.made, &volume);
-                let next = slot.again();
-                self.slots.insert(name.clone(), slot);
-                next
+    /// Whoever the host's news may be about looks again.
+    fn heard(&mut self, news: &News) {
+        match news {
+            News::Zvol(dataset) => {
+                tracing::info!(dataset, "a pool that was away is back");
+                let (_, name) = dataset.rsplit_once('/').unwrap_or_default();
+                self.volumes.nudge(|volume| volume.metadata.name == name);
+            }
+            News::Ports => {
+                tracing::info!("a portal's address has appeared: all exports are linked to it");
+                self.volumes.nudge(|_| true);
+            }
+        }
+    }
+
+    /// What one object's reconcile did that concerns others.
+    fn spread(&mut self, effects: &Effects) {
+        if effects.space {
+            let soon = Instant::now() + report::SOON;
+            self.report = self.report.map(|at| at.min(soon));
+            self.is_stale = true;
+        }
+        self.moved(&effects.moved);
+    }
+
+    /// Snapshots that were in these datasets are followed.
+    fn moved(&mut self, datasets: &[String]) {
+        if datasets.is_empty() {
+            return;
+        }
+        self.snapshots.nudge(|snapshot| was_in(snapshot, datasets));
+    }
+
+    fn besides(&mut self, done: Aside) {
+        match done {
+            Aside::Reported(outcome) => self.reported(outcome),
+            Aside::Collected(moved) => self.moved(&moved),
+        }
+    }
+
+    /// The next report is due in a while. What was left behind is looked for now that the pools are known.
+    fn reported(&mut self, outcome: Result<Vec<String>, Stop>) {
+        let wait = match self.is_stale {
+            true => report::SOON,
+            false => report::PERIOD,
+        };
+        self.report = Some(Instant::now() + wait);
+        let pools = match outcome {
+            Ok(pools) => pools,
+            Err(error) => {
+                tracing::warn!(%error, "what this host can give could not be told");
+                return;
             }
         };
-        self.follow(&name, next);
-    }
-
-    fn vanished(&mut self, name: &str) {
-        self.slots.remove(name);
-        self.retries.retain(|(_, waiting)| waiting != name);
-    }
-
-    fn ended(&mut self, outcome: Outcome) {
-        let name = outcome.name.clone();
-        let id = self.busy.remove(&name);
-        if let Some(slot) = self.slots.get_mut(&name).filter(|slot| Some(slot.id) == id) {
-            let next = slot.ended(outcome);
-            self.follow(&name, next);
+        let mut unsearched = pools.clone();
+        if !self.all.was_left_behind() {
+            unsearched.retain(|pool| !self.searched.contains(pool));
         }
-        self.spawn();
-    }
-
-    fn poke(&mut self, name: &str) {
-        if let Some(slot) = self.slots.get_mut(name) {
-            let next = slot.poke();
-            self.follow(name, next);
-        }
-    }
-
-    fn follow(&mut self, name: &str, next: Next) {
-        match next {
-            Next::Rest => {}
-            Next::Retry(at) => {
-                self.retries.insert((at, name.to_owned()));
-            }
-            Next::Reconcile(begin) => {
-                self.retries.retain(|(_, waiting)| waiting != name);
-                if let Some(slot) = self.slots.get(name) {
-                    self.waiting.push_back((name.to_owned(), slot.id, begin));
-                }
-                self.spawn();
-            }
-        }
-    }
-
-    /// Starts what waits, as far as the bound goes; one volume is never worked on twice at a time.
-    fn spawn(&mut self) {
-        while self.tasks.len() < self.parallel
-            && let Some(at) = self
-                .waiting
-                .iter()
-                .position(|(name, ..)| !self.busy.contains_key(name))
-            && let Some((name, id, begin)) = self.waiting.remove(at)
-        {
-            let Some(slot) = self.slots.get(&name).filter(|slot| slot.id == id) else {
-                continue;
-            };
-            let begin = slot.begin(begin);
-            self.busy.insert(name.clone(), id);
-            let reconciler = self.reconciler.clone();
-            self.tasks
-                .spawn_blocking(move || reconciler.reconcile(name, begin));
+        self.searched = pools;
+        if !unsearched.is_empty() {
+            let all = self.all.clone();
+            self.aside
+                .spawn_blocking(move || Aside::Collected(all.collect_all(&unsearched)));
         }
     }
 
     /// Lets what runs come to its end.
     async fn finish(mut self) -> Result<(), Error> {
-        self.waiting.clear();
+        self.volumes.close();
+        self.snapshots.close();
         let rest = async {
-            while let Some(done) = self.tasks.join_next().await {
+            while self.volumes.next_ended().await?.is_some() {}
+            while self.snapshots.next_ended().await?.is_some() {}
+            while let Some(done) = self.aside.join_next().await {
                 done?;
             }
             Ok(())
@@ -400,10 +394,18 @@ impl<S: Store, H: Host> Serving<S, H> {
     }
 }
 
-/// What ends a wait.
-enum Happened {
-    Change(Option<Change<Volume>>),
-    Ended(Result<Outcome, JoinError>),
-    News(News),
-    Time,
+/// Whether the snapshot was last seen in one of these datasets.
+fn was_in(snapshot: &Snapshot, datasets: &[String]) -> bool {
+    snapshot.status.members.iter().any(|taken| {
+        let (dataset, _) = names::snapshot_halves(&taken.snapshot_path);
+        datasets.iter().any(|moved| moved == dataset)
+    })
+}
+
+/// That moment; never without one.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
 }

@@ -8,6 +8,8 @@ use uuid::Uuid;
 use zvolt_kernel::nvmet::ObservedSubsystem;
 use zvolt_kernel::zfs::{Pool, Properties};
 
+use super::plan::source::Source;
+use super::snapshots::observe::{Family, Snapshots};
 use super::steps::Act;
 use crate::model::names::PROPERTY_PREFIX;
 use crate::model::volume::{FsType, reason};
@@ -96,6 +98,10 @@ pub struct Seen {
     pub export: Option<ObservedSubsystem>,
     /// Pool and dataset; `None` when nobody has looked (a publish needs no look).
     pub storage: Option<Storage>,
+    /// What it is made from; `None` when nobody has looked.
+    pub source: Option<Source>,
+    /// Its zvol's snapshots; `None` when nobody has looked (only a deletion does).
+    pub family: Option<Family>,
     /// The moment, RFC 3339.
     pub now: String,
 }
@@ -238,7 +244,7 @@ pub fn property(key: &str) -> String {
 }
 
 /// The storage host's kernel. All calls block.
-pub trait Host: Send + Sync + 'static {
+pub trait Host: Snapshots {
     /// From now on, what the host has to tell goes to `listener`.
     fn listen(&self, listener: UnboundedSender<News>);
     /// The ports of the target that hosts can be given now, by number.

@@ -1,57 +1,70 @@
-//! One volume's reconcile: look, plan, run the steps, until nothing is left to do. Blocking.
+//! One object's reconcile: look, plan, run the steps, until nothing is left to do. Blocking.
 
-use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use super::observe::{Class, Failure, Host, Seen};
-use super::plan::{self, Plan, Site};
-use super::status;
+use super::moves::Moves;
+use super::observe::{Class, Failure, Host};
+use super::plan::Site;
+use super::running::Running;
 use super::steps::{Act, Step};
+use super::turn::{Turn, Turns};
 use crate::model::names;
-use crate::model::volume::{FINALIZER, Volume};
-use crate::ops::{self, Journal, Stopped, Timeline};
+use crate::model::object::Object;
+use crate::ops::{self, Journal, Stopped};
 use crate::store::{self, Objects, Store, time};
 
 /// A reconcile that has not settled after so many plans lets others have their turn.
 const ROUNDS: usize = 32;
 /// The time of one reconcile; what is left is done by the next.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a reconcile begins with.
 #[derive(Debug, Clone)]
-pub(super) enum Begin {
+pub(super) enum Begin<T> {
     /// The newest state that anybody here has seen.
-    Known(Arc<Volume>),
+    Known(Arc<T>),
     /// The state must be read first: what the watch said may be older than what this agent wrote.
     Read,
 }
 
 /// What became of a reconcile.
 #[derive(Debug)]
-pub(super) struct Outcome {
-    /// The volume, by name.
+pub(super) struct Outcome<T> {
+    /// The object, by name.
     pub(super) name: String,
     /// Its newest state; `None` when it has vanished.
-    pub(super) volume: Option<Arc<Volume>>,
+    pub(super) object: Option<Arc<T>>,
     /// The resource versions that were read or written, oldest first: the watch will bring them too.
     pub(super) versions: Vec<String>,
     /// Whether to try again later without being asked.
     pub(super) retry: bool,
+    /// What it did to the pools.
+    pub(super) effects: Effects,
+}
+
+/// What a reconcile did that concerns others.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Effects {
+    /// Datasets whose snapshots are elsewhere now.
+    pub(super) moved: Vec<String>,
+    /// Whether something was made or destroyed: pools have more or less to give.
+    pub(super) space: bool,
 }
 
 /// Why a plan's run ended early.
 #[derive(Debug, thiserror::Error)]
-enum Stop {
+pub(super) enum Stop {
     #[error(transparent)]
     Failure(#[from] Failure),
     #[error("a change was refused: {0}")]
     Refused(Failure),
-    #[error("somebody else wrote the Volume first")]
+    #[error("somebody else wrote the object first")]
     Conflict,
-    #[error("the Volume has vanished")]
+    #[error("the object has vanished")]
     Vanished,
 }
 
@@ -72,25 +85,41 @@ impl From<store::Error> for Stop {
     }
 }
 
-/// A volume as start-up's first half leaves it.
-#[derive(Debug)]
-pub(super) struct Prepared {
-    /// Its newest state.
-    pub(super) volume: Arc<Volume>,
-    /// Its resource versions, oldest first: the watch may bring them too.
-    pub(super) versions: Vec<String>,
-    /// What is to be linked.
-    pub(super) built: Option<Built>,
+/// A plan's operation and steps; `None` when nothing is left to do.
+pub(super) type Planned<T> = Option<(&'static str, Vec<Step<<T as Reconciled>::Status>>)>;
+
+/// A kind of object that this agent makes true.
+pub(super) trait Reconciled: Object {
+    /// Its status.
+    type Status: Clone + PartialEq + std::fmt::Debug;
+    /// Ours: held until all that it stands for is gone.
+    const FINALIZER: &'static str;
+
+    /// Where such objects are kept.
+    fn objects<S: Store>(store: &S) -> &impl Objects<Self>;
+    /// The node that serves it.
+    fn owner(&self) -> &str;
+    /// Its status.
+    fn status_mut(&mut self) -> &mut Self::Status;
+    /// Whether it was Ready once: then it is tried again whatever fails.
+    fn was_ready(&self) -> bool;
+    /// The status that tells of a failure.
+    fn failed(&self, failure: &Failure, now: &str) -> Self::Status;
+    /// The status that tells of a change that was refused: the object goes on as it was.
+    fn refused(&self, failure: &Failure, now: &str) -> Self::Status {
+        self.failed(failure, now)
+    }
+    /// Whether a failure of this operation is a change refused.
+    fn is_change(_operation: &str) -> bool {
+        false
+    }
+    /// The operation that its next step most likely belongs to, for failures before any step.
+    fn likely_operation(&self) -> &'static str;
+    /// Looks, and plans.
+    fn plan<S: Store, H: Host>(&self, pass: &mut Pass<'_, S, H>) -> Result<Planned<Self>, Stop>;
 }
 
-/// What start-up has built and not linked yet.
-#[derive(Debug)]
-pub(super) struct Built {
-    links: Vec<Act>,
-    running: Running,
-}
-
-/// All that a reconcile needs; shared by all volumes.
+/// All that a reconcile needs; shared by all objects.
 #[derive(Debug)]
 pub(super) struct Reconciler<S, H> {
     pub(super) store: Arc<S>,
@@ -98,80 +127,39 @@ pub(super) struct Reconciler<S, H> {
     pub(super) site: Site,
     pub(super) journal: Journal,
     pub(super) runtime: Handle,
-}
-
-/// The timeline of a reconcile; it reaches the journal only when something was done.
-#[derive(Debug)]
-struct Running {
-    name: String,
-    timeline: Timeline,
-    operation: Option<&'static str>,
-}
-
-impl Running {
-    fn start(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            timeline: Timeline::start("agent.reconcile", name, None),
-            operation: None,
-        }
-    }
-
-    /// Goes on as `operation`; another one that was running ends here.
-    fn enter(&mut self, operation: &'static str, journal: &Journal) {
-        if self.operation.is_some_and(|running| running != operation) {
-            let next = Self::start(&self.name);
-            std::mem::replace(self, next).finish(Ok(()), journal);
-        }
-        self.operation = Some(operation);
-    }
-
-    fn finish(self, outcome: Result<(), String>, journal: &Journal) {
-        let Some(name) = self.operation else { return };
-        let mut operation = self.timeline.finish(outcome);
-        operation.name = Cow::Borrowed(name);
-        // The look that finds nothing left to do is no part of it: it ended with its last act.
-        while operation
-            .steps
-            .pop_if(|s| s.error.is_none() && s.name.ends_with(".observe"))
-            .is_some()
-        {}
-        if let Some(last) = operation.steps.last() {
-            operation.total = last.offset + last.duration;
-        }
-        let micros = operation.total / 1_000;
-        match &operation.error {
-            None => tracing::info!(operation = name, volume = operation.volume, micros, "done"),
-            Some(error) => tracing::warn!(
-                operation = name,
-                volume = operation.volume,
-                micros,
-                error,
-                "failed"
-            ),
-        }
-        journal.push(operation);
-    }
+    pub(super) turns: Turns,
+    pub(super) moves: Moves,
+    /// Something that was kept for snapshots may have been left behind: look everywhere.
+    pub(super) left_behind: AtomicBool,
 }
 
 impl<S: Store, H: Host> Reconciler<S, H> {
-    /// Brings one volume to where it should be, as far as that goes now.
-    pub(super) fn reconcile(&self, name: String, begin: Begin) -> Outcome {
-        let mut pass = Pass {
-            all: self,
-            running: Running::start(&name),
-            versions: Vec::new(),
-            deadline: Instant::now() + DEADLINE,
-        };
+    /// What is needed at `site`.
+    pub(super) fn new(store: Arc<S>, host: H, site: Site, journal: Journal) -> Self {
+        Self {
+            store,
+            host,
+            site,
+            journal,
+            runtime: Handle::current(),
+            turns: Turns::default(),
+            moves: Moves::default(),
+            left_behind: AtomicBool::new(false),
+        }
+    }
+
+    /// Brings one object to where it should be, as far as that goes now.
+    pub(super) fn reconcile<T: Reconciled>(&self, name: String, begin: Begin<T>) -> Outcome<T> {
+        let mut pass = Pass::start(self, &name);
         let ended = match begin {
-            Begin::Known(volume) => pass.settle(volume),
-            Begin::Read => pass.read(&name).and_then(|volume| pass.settle(volume)),
+            Begin::Known(object) => pass.settle(object),
+            Begin::Read => pass.read(&name).and_then(|object| pass.settle(object)),
         };
-        let (volume, retry) = match ended {
-            Ok((volume, retry)) => (Some(volume), retry),
+        let (object, retry) = match ended {
+            Ok((object, retry)) => (Some(object), retry),
             Err(Stop::Vanished) => (None, false),
             Err(Stop::Failure(failure) | Stop::Refused(failure)) => {
-                tracing::warn!(volume = name, error = %failure, "the store cannot be reached");
+                tracing::warn!(object = name, error = %failure, "the store cannot be reached");
                 return pass.unread(name);
             }
             Err(Stop::Conflict) => return pass.unread(name),
@@ -179,242 +167,182 @@ impl<S: Store, H: Host> Reconciler<S, H> {
         pass.running.finish(Ok(()), &self.journal);
         Outcome {
             name,
-            volume,
+            object,
             versions: pass.versions,
             retry,
+            effects: pass.effects,
         }
-    }
-
-    /// Start-up, first half: builds a volume's export without linking it.
-    pub(super) fn prepare(&self, volume: Arc<Volume>) -> Prepared {
-        let mut pass = Pass {
-            all: self,
-            running: Running::start(&volume.metadata.name),
-            versions: vec![volume.metadata.resource_version.clone()],
-            deadline: Instant::now() + DEADLINE,
-        };
-        let mut volume = volume;
-        let links = pass.build(&mut volume);
-        Prepared {
-            volume,
-            versions: pass.versions,
-            built: links.map(|links| Built {
-                links,
-                running: pass.running,
-            }),
-        }
-    }
-
-    /// Start-up, second half: links all that was built, with nothing in between.
-    pub(super) fn link(&self, all: Vec<Built>) {
-        let deadline = Instant::now() + DEADLINE;
-        let linked: Vec<_> = all
-            .into_iter()
-            .map(|mut built| {
-                let timeline = &mut built.running.timeline;
-                let outcome = built.links.iter().try_for_each(|link| {
-                    timeline.step(link.name(), || self.host.act(link, deadline))
-                });
-                (built.running, outcome)
-            })
-            .collect();
-        for (running, outcome) in linked {
-            running.finish(outcome.map_err(|e| e.to_string()), &self.journal);
-        }
-    }
-
-    fn look(&self, volume: &Volume, timeline: &mut Timeline) -> Result<Seen, Failure> {
-        let nqn = names::subsystem_nqn(&volume.metadata.name);
-        Ok(Seen {
-            ports: self.host.ports(),
-            export: timeline.step("nvmet.observe", || self.host.export(&nqn))?,
-            storage: None,
-            now: time::now(),
-        })
-    }
-
-    fn look_at_storage(
-        &self,
-        volume: &Volume,
-        seen: Seen,
-        timeline: &mut Timeline,
-    ) -> Result<Seen, Failure> {
-        let pool = &volume.spec.pool;
-        let dataset = names::zvol(pool, &volume.metadata.name);
-        let storage = timeline.step("zfs.observe", || {
-            self.host.storage(pool, &dataset, seen.export.as_ref())
-        })?;
-        Ok(Seen {
-            storage: Some(storage),
-            ..seen
-        })
     }
 }
 
 /// One reconcile under way.
-struct Pass<'a, S, H> {
-    all: &'a Reconciler<S, H>,
-    running: Running,
-    versions: Vec<String>,
-    deadline: Instant,
+pub(super) struct Pass<'a, S, H> {
+    pub(super) all: &'a Reconciler<S, H>,
+    pub(super) running: Running,
+    pub(super) deadline: Instant,
+    /// The turn of the object's pool, once it is needed: kept to the end.
+    turn: Option<Turn>,
+    /// Zvols of deleted volumes that may go once this plan has run.
+    pub(super) collect: Vec<String>,
+    pub(super) effects: Effects,
+    pub(super) versions: Vec<String>,
 }
 
-impl<S: Store, H: Host> Pass<'_, S, H> {
+impl<'a, S: Store, H: Host> Pass<'a, S, H> {
+    pub(super) fn start(all: &'a Reconciler<S, H>, name: &str) -> Self {
+        Self {
+            all,
+            running: Running::start(name),
+            deadline: Instant::now() + DEADLINE,
+            turn: None,
+            collect: Vec::new(),
+            effects: Effects::default(),
+            versions: Vec::new(),
+        }
+    }
+
+    /// Waits for the pool's turn, and keeps it.
+    pub(super) fn take_turn(&mut self, pool: &str) -> Result<(), Failure> {
+        if self.turn.is_none() {
+            let (turns, deadline) = (&self.all.turns, self.deadline);
+            let timeline = &mut self.running.timeline;
+            self.turn = Some(timeline.step("pool.turn", || turns.take(pool, deadline))?);
+        }
+        Ok(())
+    }
+
+    /// Whether the pool's turn is taken.
+    pub(super) fn has_turn(&self) -> bool {
+        self.turn.is_some()
+    }
+
     /// Plans and runs until nothing is left. Gives the newest state, and whether to try again later.
-    fn settle(&mut self, mut volume: Arc<Volume>) -> Result<(Arc<Volume>, bool), Stop> {
+    fn settle<T: Reconciled>(&mut self, mut object: Arc<T>) -> Result<(Arc<T>, bool), Stop> {
         for _ in 0..ROUNDS {
-            if volume.spec.owner_node != self.all.site.node {
-                return Ok((volume, false));
+            if object.owner() != self.all.site.node {
+                return Ok((object, false));
             }
-            match self.round(&mut volume) {
-                Ok(true) => return Ok((volume, false)),
+            match self.round(&mut object) {
+                Ok(true) => return Ok((object, false)),
                 Ok(false) => {}
-                Err(Stop::Conflict) => volume = self.read(&volume.metadata.name)?,
+                Err(Stop::Conflict) => object = self.read(&object.metadata().name)?,
                 Err(Stop::Vanished) => return Err(Stop::Vanished),
-                Err(stop) => match self.tell(&volume, &stop) {
+                Err(stop) => match self.tell(&object, &stop) {
                     Ok(told) => {
-                        let asked = told.status.was_ready || told.is_deleting();
+                        let asked = told.was_ready() || Object::is_deleting(&*told);
                         return Ok((told, stop.may_pass() || asked));
                     }
-                    Err(Stop::Conflict) => volume = self.read(&volume.metadata.name)?,
+                    Err(Stop::Conflict) => object = self.read(&object.metadata().name)?,
                     Err(stop) => return Err(stop),
                 },
             }
         }
-        Ok((volume, true))
+        Ok((object, true))
     }
 
     /// One look, one plan, one run. Whether nothing is left to do.
-    fn round(&mut self, volume: &mut Arc<Volume>) -> Result<bool, Stop> {
-        let all = self.all;
-        let mut seen = all.look(volume, &mut self.running.timeline)?;
-        let mut plan = plan::plan(volume, &seen, &all.site)?;
-        if plan == Plan::LookAtStorage {
-            seen = all.look_at_storage(volume, seen, &mut self.running.timeline)?;
-            plan = plan::plan(volume, &seen, &all.site)?;
-        }
-        let steps = match plan {
-            Plan::Nothing => return Ok(true),
-            Plan::LookAtStorage => {
-                return Err(Failure::kernel("the plan asks for a second look").into());
-            }
-            Plan::Refuse(failure) => {
-                self.running.enter(plan::operation::MODIFY, &all.journal);
+    fn round<T: Reconciled>(&mut self, object: &mut Arc<T>) -> Result<bool, Stop> {
+        let Some((operation, steps)) = object.plan(self)? else {
+            return Ok(true);
+        };
+        self.running.enter(operation, &self.all.journal);
+        let acts = steps.iter().take_while(|s| !matches!(s, Step::Finalize));
+        let (acts, last) = steps.split_at(acts.count());
+        match self.run(object, acts) {
+            Err(Stop::Failure(failure)) if T::is_change(operation) => {
                 return Err(Stop::Refused(failure));
             }
-            Plan::Run(operation, steps) => {
-                self.running.enter(operation, &all.journal);
-                steps
-            }
-        };
-        let is_change = self.running.operation == Some(plan::operation::MODIFY);
-        match self.run(volume, &steps) {
-            Ok(()) => Ok(false),
-            Err(Stop::Failure(failure)) if is_change => Err(Stop::Refused(failure)),
-            Err(stop) => Err(stop),
+            ran => ran?,
         }
+        if !last.is_empty() {
+            // What hung on it goes first: nobody would come back for it.
+            self.collect();
+            self.run(object, last)?;
+            if object.metadata().finalizers.is_empty() {
+                return Err(Stop::Vanished);
+            }
+        }
+        Ok(false)
     }
 
-    /// Runs steps in order. `volume` is its newest state, also when one of them fails.
-    fn run(&mut self, volume: &mut Arc<Volume>, steps: &[Step]) -> Result<(), Stop> {
-        let (all, versions) = (self.all, &mut self.versions);
-        let mut vanished = false;
-        let mut written = |next: Volume| {
-            versions.push(next.metadata.resource_version.clone());
-            Arc::new(next)
+    /// Runs steps in order. `object` is its newest state, also when one of them fails.
+    pub(super) fn run<T: Reconciled>(
+        &mut self,
+        object: &mut Arc<T>,
+        steps: &[Step<T::Status>],
+    ) -> Result<(), Stop> {
+        let (all, deadline) = (self.all, self.deadline);
+        let (versions, effects, collect) =
+            (&mut self.versions, &mut self.effects, &mut self.collect);
+        let mut write = |object: &mut Arc<T>, written: Result<T, store::Error>| {
+            let written = written?;
+            versions.push(written.metadata().resource_version.clone());
+            *object = Arc::new(written);
+            Ok(())
         };
-        let deadline = self.deadline;
         let ran = ops::run(
             &mut self.running.timeline,
             deadline,
             steps,
             |step| match step {
-                Step::Act(act) => Ok(all.host.act(act, deadline)?),
-                Step::Status(status) => {
-                    let mut wanted = (**volume).clone();
-                    wanted.status = (**status).clone();
-                    let write = all.store.volumes().update_status(wanted);
-                    *volume = written(all.runtime.block_on(write)?);
+                Step::Act(act) => {
+                    all.host.act(act, deadline)?;
+                    all.took_effect(act, effects);
+                    if let Act::DestroySnapshot { snapshot, .. } = act {
+                        collect.extend(buried_dataset(snapshot));
+                    }
                     Ok(())
                 }
+                Step::Status(status) => {
+                    let mut wanted = T::clone(object);
+                    wanted.status_mut().clone_from(status);
+                    let update = T::objects(&*all.store).update_status(wanted);
+                    write(object, all.runtime.block_on(update))
+                }
                 Step::Finalize => {
-                    let mut wanted = (**volume).clone();
-                    wanted.metadata.finalizers.retain(|f| f != FINALIZER);
-                    vanished = wanted.metadata.finalizers.is_empty();
-                    let write = all.store.volumes().update_spec(wanted);
-                    *volume = written(all.runtime.block_on(write)?);
-                    Ok(())
+                    let mut wanted = T::clone(object);
+                    let finalizers = &mut wanted.metadata_mut().finalizers;
+                    finalizers.retain(|f| f != T::FINALIZER);
+                    let update = T::objects(&*all.store).update_spec(wanted);
+                    write(object, all.runtime.block_on(update))
                 }
             },
         );
         match ran {
-            Ok(()) if vanished => Err(Stop::Vanished),
             Ok(()) => Ok(()),
             Err(Stopped::Failed { error, .. }) => Err(error),
             Err(stopped @ Stopped::Deadline { .. }) => Err(Failure::kernel(stopped).into()),
         }
     }
 
-    /// Start-up's build. Gives the links that are left to do; `None` when there is nothing to link, or something is
-    /// wrong that the reconcile that follows tells.
-    fn build(&mut self, volume: &mut Arc<Volume>) -> Option<Vec<Act>> {
-        let all = self.all;
-        let mut seen = all.look(volume, &mut self.running.timeline).ok()?;
-        let prepared = loop {
-            match plan::prepare(volume, &seen, &all.site) {
-                Ok(Some(prepared)) => break prepared,
-                Ok(None) if seen.storage.is_none() => {
-                    let timeline = &mut self.running.timeline;
-                    seen = all.look_at_storage(volume, seen, timeline).ok()?;
-                }
-                Ok(None) | Err(_) => return None,
-            }
-        };
-        if prepared.build.is_empty() && prepared.links.is_empty() {
-            return None;
-        }
-        self.running.enter(plan::operation::CONVERGE, &all.journal);
-        match self.run(volume, &prepared.build) {
-            Ok(()) => Some(prepared.links),
-            Err(stop) => {
-                let next = Running::start(&volume.metadata.name);
-                std::mem::replace(&mut self.running, next)
-                    .finish(Err(stop.to_string()), &all.journal);
-                None
-            }
-        }
-    }
-
-    /// Tells in the status why it has stopped, unless it says so already.
-    fn tell(&mut self, volume: &Arc<Volume>, stop: &Stop) -> Result<Arc<Volume>, Stop> {
+    /// Tells why it has stopped in the status, unless it says so already.
+    fn tell<T: Reconciled>(&mut self, object: &Arc<T>, stop: &Stop) -> Result<Arc<T>, Stop> {
         let (status, failure) = match stop {
-            Stop::Refused(failure) => (status::refused(volume, failure, &time::now()), failure),
-            Stop::Failure(failure) => (status::failed(volume, failure, &time::now()), failure),
+            Stop::Refused(failure) => (object.refused(failure, &time::now()), failure),
+            Stop::Failure(failure) => (object.failed(failure, &time::now()), failure),
             Stop::Conflict => return Err(Stop::Conflict),
             Stop::Vanished => return Err(Stop::Vanished),
         };
-        let mut ended = Ok(volume.clone());
-        if status != volume.status {
+        let mut wanted = T::clone(object);
+        *wanted.status_mut() = status;
+        let mut ended = Ok(object.clone());
+        if wanted != **object {
             if self.running.operation.is_none() {
                 self.running
-                    .enter(plan::likely_operation(volume), &self.all.journal);
+                    .enter(object.likely_operation(), &self.all.journal);
             }
-            let mut wanted = (**volume).clone();
-            wanted.status = status;
             let all = self.all;
             ended = self.running.timeline.step("store.status", || {
-                let written = all
-                    .runtime
-                    .block_on(all.store.volumes().update_status(wanted))?;
-                Ok(Arc::new(written))
+                let update = T::objects(&*all.store).update_status(wanted);
+                Ok(Arc::new(all.runtime.block_on(update)?))
             });
             if let Ok(written) = &ended {
                 self.versions
-                    .push(written.metadata.resource_version.clone());
+                    .push(written.metadata().resource_version.clone());
             }
         }
         if !matches!(ended, Err(Stop::Conflict)) {
-            let next = Running::start(&volume.metadata.name);
+            let next = Running::start(&object.metadata().name);
             let failed = std::mem::replace(&mut self.running, next);
             failed.finish(
                 Err(format!("{}: {failure}", failure.reason)),
@@ -424,25 +352,50 @@ impl<S: Store, H: Host> Pass<'_, S, H> {
         ended
     }
 
-    fn read(&mut self, name: &str) -> Result<Arc<Volume>, Stop> {
-        let volume = self
-            .all
-            .runtime
-            .block_on(self.all.store.volumes().get(name))?
-            .ok_or(Stop::Vanished)?;
-        self.versions.push(volume.metadata.resource_version.clone());
-        Ok(Arc::new(volume))
+    fn read<T: Reconciled>(&mut self, name: &str) -> Result<Arc<T>, Stop> {
+        let get = T::objects(&*self.all.store).get(name);
+        let object = self.all.runtime.block_on(get)?.ok_or(Stop::Vanished)?;
+        self.versions
+            .push(object.metadata().resource_version.clone());
+        Ok(Arc::new(object))
     }
 
-    /// Ends a reconcile that does not know the Volume's state: it is read again, later.
-    fn unread(self, name: String) -> Outcome {
+    /// Ends a reconcile that does not know the object's state: it is read again, later.
+    fn unread<T>(self, name: String) -> Outcome<T> {
         self.running
             .finish(Err("the store cannot be reached".into()), &self.all.journal);
         Outcome {
             name,
-            volume: None,
+            object: None,
             versions: self.versions,
             retry: true,
+            effects: self.effects,
         }
     }
+}
+
+impl<S: Store, H: Host> Reconciler<S, H> {
+    /// Notes what an act has done that concerns others.
+    pub(super) fn took_effect(&self, act: &Act, effects: &mut Effects) {
+        effects.space |= act.name().starts_with("zfs.");
+        let (from, to) = match act {
+            Act::Promote { from, clone } => (from, clone),
+            Act::Bury { from, to } => (from, to),
+            _ => return,
+        };
+        self.moves.note(from, to);
+        effects.moved.push(from.clone());
+    }
+
+    /// Whether something may have been left behind; it is then for the caller to look.
+    pub(super) fn was_left_behind(&self) -> bool {
+        self.left_behind.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// The dataset of a snapshot, when it is a deleted volume's.
+pub(super) fn buried_dataset(snapshot: &str) -> Option<String> {
+    let (dataset, _) = names::snapshot_halves(snapshot);
+    let pool = dataset.split('/').next().unwrap_or_default();
+    names::is_below(dataset, &names::deleted_parent(pool)).then(|| dataset.to_owned())
 }

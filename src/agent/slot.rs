@@ -1,4 +1,4 @@
-//! What the agent knows of one volume between its reconciles: whether an event is news, and when to
+//! What the agent knows of one object between its reconciles: whether an event is news, and when to
 //! try again.
 //!
 //! The watch lags behind what this agent writes itself. To act on a state older than its own last
@@ -12,30 +12,30 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::reconcile::{Begin, Outcome};
-use crate::model::volume::Volume;
+use crate::model::object::Object;
 
 /// The first wait after a failure; each further one is twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// The longest.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// One volume.
+/// One object.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct Slot<T> {
     /// Tells a slot from an earlier one of the same name.
     pub(super) id: u64,
     uid: String,
     /// The newest state; `None` when it could not be read.
-    volume: Option<Arc<Volume>>,
+    object: Option<Arc<T>>,
     /// Versions that the watch has not brought yet, oldest first.
     ahead: Vec<String>,
     /// The version of the event that made a reconcile read anew.
     asked: Option<String>,
     running: bool,
     /// Events that came while a reconcile ran.
-    queued: Vec<Arc<Volume>>,
-    /// The host had news while a reconcile ran.
-    poked: bool,
+    queued: Vec<Arc<T>>,
+    /// Somebody asked for a reconcile while one ran.
+    nudged: bool,
     /// It has vanished; what the watch still brings of it is old.
     gone: bool,
     failures: u32,
@@ -43,62 +43,67 @@ pub(super) struct Slot {
 
 /// What to do now.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(super) enum Next<T> {
     /// Nothing.
     Rest,
     /// Reconcile.
-    Reconcile(Begin),
+    Reconcile(Begin<T>),
     /// Reconcile at that moment, unless something comes first.
     Retry(Instant),
 }
 
-impl Slot {
-    /// A volume out of a list, with its versions since: events of these, and older ones, may still come.
-    pub(super) fn listed(id: u64, volume: &Arc<Volume>, versions: Vec<String>) -> Self {
+impl<T: Object> Slot<T> {
+    /// An object out of a list, with its versions since: events of these, and older ones, may still come.
+    pub(super) fn listed(id: u64, object: &Arc<T>, versions: Vec<String>) -> Self {
         Self {
             ahead: versions,
-            ..Self::seen(id, volume)
+            ..Self::seen(id, object)
         }
     }
 
-    /// A volume that the watch brought first.
-    pub(super) fn seen(id: u64, volume: &Arc<Volume>) -> Self {
+    /// An object that the watch brought first.
+    pub(super) fn seen(id: u64, object: &Arc<T>) -> Self {
         Self {
             id,
-            uid: volume.metadata.uid.clone(),
-            volume: Some(volume.clone()),
+            uid: object.metadata().uid.clone(),
+            object: Some(object.clone()),
             ahead: Vec::new(),
             asked: None,
             running: false,
             queued: Vec::new(),
-            poked: false,
+            nudged: false,
             gone: false,
             failures: 0,
         }
     }
 
     /// Whether an event is of this very object, not of another with its name.
-    pub(super) fn is_of(&self, volume: &Volume) -> bool {
-        self.uid == volume.metadata.uid
+    pub(super) fn is_of(&self, object: &T) -> bool {
+        self.uid == object.metadata().uid
+    }
+
+    /// The newest state; `None` when it could not be read.
+    pub(super) fn newest(&self) -> Option<&T> {
+        self.object.as_deref()
     }
 
     /// The watch brought a state.
-    pub(super) fn event(&mut self, volume: Arc<Volume>) -> Next {
+    pub(super) fn event(&mut self, object: Arc<T>) -> Next<T> {
         if self.gone {
             return Next::Rest;
         }
         if self.running {
-            self.queued.push(volume);
+            self.queued.push(object);
             return Next::Rest;
         }
-        let version = &volume.metadata.resource_version;
+        let version = &object.metadata().resource_version;
         if let Some(at) = self.ahead.iter().position(|known| known == version) {
             self.ahead.drain(..=at);
             return Next::Rest;
         }
         self.failures = 0;
         if self.ahead.is_empty() {
-            self.volume = Some(volume);
+            self.object = Some(object);
         } else {
             self.asked = Some(version.clone());
         }
@@ -106,24 +111,23 @@ impl Slot {
     }
 
     /// The wait after a failure is over, or start-up begins.
-    pub(super) fn again(&mut self) -> Next {
+    pub(super) fn again(&mut self) -> Next<T> {
         if self.running || self.gone {
             return Next::Rest;
         }
         self.running = true;
-        let known = self.volume.clone().filter(|_| self.asked.is_none());
+        let known = self.object.clone().filter(|_| self.asked.is_none());
         Next::Reconcile(known.map_or(Begin::Read, Begin::Known))
     }
 
-    /// The host has news that may be about this volume.
-    pub(super) fn poke(&mut self) -> Next {
-        self.failures = 0;
-        self.poked = self.running;
+    /// Something has changed that the object's state does not tell.
+    pub(super) fn nudged(&mut self) -> Next<T> {
+        self.nudged = self.running;
         self.again()
     }
 
     /// A reconcile that had to wait for its turn begins: what it was to begin with may be old by now.
-    pub(super) fn begin(&self, begin: Begin) -> Begin {
+    pub(super) fn begin(&self, begin: Begin<T>) -> Begin<T> {
         if self.queued.is_empty() {
             begin
         } else {
@@ -132,7 +136,7 @@ impl Slot {
     }
 
     /// A reconcile has ended.
-    pub(super) fn ended(&mut self, outcome: Outcome) -> Next {
+    pub(super) fn ended(&mut self, outcome: Outcome<T>) -> Next<T> {
         self.running = false;
         let asked = self.asked.take();
         for version in outcome.versions {
@@ -145,8 +149,8 @@ impl Slot {
         {
             self.ahead.drain(..=at);
         }
-        self.gone = outcome.volume.is_none() && !outcome.retry;
-        self.volume = outcome.volume;
+        self.gone = outcome.object.is_none() && !outcome.retry;
+        self.object = outcome.object;
         let mut next = Next::Rest;
         for event in std::mem::take(&mut self.queued) {
             match self.event(event) {
@@ -154,8 +158,8 @@ impl Slot {
                 Next::Rest | Next::Retry(_) => {}
             }
         }
-        if std::mem::take(&mut self.poked) && matches!(next, Next::Rest) {
-            return self.again();
+        if std::mem::take(&mut self.nudged) && matches!(next, Next::Rest) {
+            next = self.again();
         }
         match (next, outcome.retry) {
             (Next::Rest, true) => {
@@ -171,7 +175,7 @@ impl Slot {
     }
 }
 
-impl Slot {
+impl<T> Slot<T> {
     fn wait(&self) -> Duration {
         FIRST_WAIT
             .saturating_mul(2u32.saturating_pow(self.failures))
@@ -182,6 +186,7 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::volume::Volume;
     use crate::store::conformance::volume;
 
     fn version(version: u32) -> Arc<Volume> {
@@ -190,23 +195,24 @@ mod tests {
         Arc::new(volume)
     }
 
-    fn outcome(newest: u32, versions: &[u32], retry: bool) -> Outcome {
+    fn outcome(newest: u32, versions: &[u32], retry: bool) -> Outcome<Volume> {
         Outcome {
             name: "v".into(),
-            volume: Some(version(newest)),
+            object: Some(version(newest)),
             versions: versions.iter().map(ToString::to_string).collect(),
             retry,
+            effects: Default::default(),
         }
     }
 
-    fn known(next: &Next) -> Option<&str> {
+    fn known(next: &Next<Volume>) -> Option<&str> {
         match next {
             Next::Reconcile(Begin::Known(volume)) => Some(&volume.metadata.resource_version),
             _ => None,
         }
     }
 
-    fn reads(next: &Next) -> bool {
+    fn reads(next: &Next<Volume>) -> bool {
         matches!(next, Next::Reconcile(Begin::Read))
     }
 
@@ -277,27 +283,26 @@ mod tests {
     }
 
     #[test]
-    fn news_of_the_host_are_not_lost_while_a_reconcile_runs() {
-        let mut slot = Slot::seen(0, &version(1));
-        assert_eq!(known(&slot.poke()), Some("1"));
-        assert!(matches!(slot.poke(), Next::Rest));
-        let next = slot.ended(outcome(1, &[], true));
-        assert_eq!(known(&next), Some("1"), "at once, not after a wait");
-        assert!(matches!(slot.ended(outcome(1, &[], false)), Next::Rest));
-    }
-
-    #[test]
     fn a_vanished_volume_stays_so() {
         let mut slot = Slot::seen(0, &version(1));
         slot.again();
         slot.event(version(2));
         let vanished = Outcome {
-            volume: None,
+            object: None,
             ..outcome(3, &[3], false)
         };
         assert!(matches!(slot.ended(vanished), Next::Rest));
         assert!(matches!(slot.event(version(3)), Next::Rest));
         assert!(matches!(slot.again(), Next::Rest));
+    }
+
+    #[test]
+    fn a_nudge_while_a_reconcile_runs_is_not_forgotten() {
+        let mut slot = Slot::seen(0, &version(1));
+        assert_eq!(known(&slot.nudged()), Some("1"));
+        assert!(matches!(slot.nudged(), Next::Rest));
+        assert_eq!(known(&slot.ended(outcome(2, &[2], false))), Some("2"));
+        assert!(matches!(slot.ended(outcome(2, &[], false)), Next::Rest));
     }
 
     #[test]

@@ -3,19 +3,19 @@
 use uuid::Uuid;
 use zvolt_kernel::nvmet::SubsystemSpec;
 use zvolt_kernel::probe::FsKind;
-use zvolt_kernel::zfs::ZvolSpec;
+use zvolt_kernel::zfs::{CloneSpec, Destroy, ZvolSpec};
 
 use crate::model::volume::{Provisioning, VolumeMode, VolumeStatus, WriteProtect};
 use crate::ops;
 
-/// One step of a plan.
+/// One step of a plan for an object with this status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum Step<S = VolumeStatus> {
     /// Something that the kernel does.
     Act(Act),
-    /// Write the Volume's status.
-    Status(Box<VolumeStatus>),
-    /// Drop our finalizer, so that the Volume may vanish.
+    /// Write the object's status.
+    Status(Box<S>),
+    /// Drop our finalizer, so that the object may vanish.
     Finalize,
 }
 
@@ -150,6 +150,51 @@ pub enum Act {
         /// Full dataset name.
         dataset: String,
     },
+    /// Take snapshots of several zvols in one transaction group.
+    Snapshot {
+        /// `dataset@component` each.
+        names: Vec<String>,
+        /// User properties of each.
+        properties: Vec<(String, String)>,
+    },
+    /// Create a zvol as a clone, with every property.
+    Clone {
+        /// What is made.
+        spec: Box<CloneSpec>,
+        /// `volblocksize` in bytes when all of its space is to be reserved (`refreservation`).
+        thick: Option<u64>,
+    },
+    /// Make a clone the owner of its origin and of what is older.
+    Promote {
+        /// The dataset that the snapshots are taken from.
+        from: String,
+        /// The clone.
+        clone: String,
+    },
+    /// Destroy a snapshot.
+    DestroySnapshot {
+        /// `dataset@component`.
+        snapshot: String,
+        /// Now, or with its last clone.
+        when: Destroy,
+    },
+    /// Give back the space that is reserved for what a zvol may still be written.
+    Unreserve {
+        /// Full dataset name.
+        dataset: String,
+    },
+    /// Take a zvol that nobody has open back to its newest snapshot.
+    Rollback {
+        /// `dataset@component`.
+        snapshot: String,
+    },
+    /// Rename a zvol into the place for deleted volumes, which is made when it is missing.
+    Bury {
+        /// Full dataset name.
+        from: String,
+        /// The new one.
+        to: String,
+    },
 }
 
 /// Namespace 1 of a subsystem and the zvol behind it.
@@ -165,7 +210,7 @@ pub struct Backing {
     pub nguid: [u8; 16],
 }
 
-impl ops::Step for Step {
+impl<S> ops::Step for Step<S> {
     fn name(&self) -> &'static str {
         match self {
             Self::Act(act) => act.name(),
@@ -198,6 +243,13 @@ impl Act {
             Self::Released { .. } => "zvol.released",
             Self::Teardown { .. } => "nvmet.teardown",
             Self::Destroy { .. } => "zfs.destroy",
+            Self::Snapshot { .. } => "zfs.snapshot",
+            Self::Clone { .. } => "zfs.clone",
+            Self::Promote { .. } => "zfs.promote",
+            Self::DestroySnapshot { .. } => "zfs.destroy-snapshot",
+            Self::Unreserve { .. } => "zfs.unreserve",
+            Self::Rollback { .. } => "zfs.rollback",
+            Self::Bury { .. } => "zfs.bury",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The options of the modes that serve.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -99,6 +99,15 @@ pub(super) struct Node {
     /// Seconds between tries to reconnect to a lost target
     #[arg(long, value_name = "SECONDS", default_value_t = 2, env = "ZVOLT_RECONNECT_DELAY", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) reconnect_delay: u32,
+    /// Local address of connections to storage hosts; the routes say when not given
+    #[arg(long, value_name = "ADDR", env = "ZVOLT_HOST_TRADDR")]
+    pub(super) host_traddr: Option<IpAddr>,
+    /// Local interface of connections to storage hosts; needed where their portals are link-local
+    #[arg(long, value_name = "IFNAME", env = "ZVOLT_HOST_IFACE")]
+    pub(super) host_iface: Option<String>,
+    /// How many volumes may be on this node at a time; derived from its local ports when not given
+    #[arg(long, value_name = "N", env = "ZVOLT_MAX_VOLUMES", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) max_volumes: Option<u32>,
     /// Deadline in seconds of a call whose client names none
     #[arg(long, value_name = "SECONDS", default_value_t = 60, env = "ZVOLT_RPC_TIMEOUT", value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(super) rpc_timeout: u32,
@@ -117,6 +126,9 @@ impl Node {
             fast_io_fail_tmo: self.fast_io_fail_tmo,
             keep_alive_tmo: self.keep_alive_tmo,
             reconnect_delay: self.reconnect_delay,
+            host_traddr: self.host_traddr,
+            host_iface: self.host_iface.clone(),
+            max_volumes: self.max_volumes,
             roots: Default::default(),
         }
     }

@@ -23,6 +23,9 @@ use crate::store::dir::DirStore;
 
 /// How many operations `zvolt trace` can show.
 const JOURNAL: usize = 1024;
+/// Blocking threads at most. Each call that waits for the kernel has one, and after a reboot all of a node's volumes come at
+/// once (C-58): with tokio's 512 the calls behind them, and the agent's work that they wait for, would not begin.
+const THREADS: usize = 4096;
 /// Blocking threads stay: starting one on the publish path would cost more than it takes.
 const KEEP_THREADS: Duration = Duration::from_secs(3600);
 
@@ -44,6 +47,7 @@ pub(super) fn run(options: options::Node, storage: Option<options::Storage>) -> 
     }
     let runtime = runtime::Builder::new_multi_thread()
         .enable_all()
+        .max_blocking_threads(THREADS)
         .thread_keep_alive(KEEP_THREADS)
         .build()
         .context("the runtime's threads could not be started")?;

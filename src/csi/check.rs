@@ -2,14 +2,17 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use zvolt_kernel::mount::Access;
 use zvolt_proto::csi;
 
-use super::status::Refusal;
+use super::status::{Kind, Refusal};
+use crate::model::access::ReadOnly;
 use crate::model::capability::{self, Capability, Form};
 use crate::model::names::{CSI_STRING_MAX, is_handle, is_node_id};
-use crate::model::publish::Target;
+use crate::model::publish::{Content, Target};
 use crate::model::shown;
-use crate::node::{PublishRequest, StageRequest};
+use crate::model::volume::VolumeMode;
+use crate::node::{ExpandRequest, PublishRequest, StageRequest};
 
 /// Longest path that the kernel takes, in bytes (PATH_MAX with its NUL).
 const PATH_MAX: usize = 4096;
@@ -52,6 +55,17 @@ pub(super) fn handle(id: &str) -> Result<String, Refusal> {
             "volume_id is {}, which CreateVolume of this driver never gives",
             shown(&id)
         ))),
+    }
+}
+
+/// A volume ID of the node's calls that only ask for a volume: one that cannot be ours is not there.
+pub(super) fn known_handle(id: &str) -> Result<String, Refusal> {
+    match volume_id(id)? {
+        VolumeId::Handle(handle) => Ok(handle),
+        VolumeId::Foreign(id) => Err(Refusal::new(
+            Kind::NotFound,
+            format!("no volume {} is on this node", shown(&id)),
+        )),
     }
 }
 
@@ -148,11 +162,17 @@ pub(super) fn stage(
         kubelet_dir,
     )?;
     let capability = capability(request.volume_capability.as_ref())?;
+    let target = Target::from_context(&request.publish_context)?;
+    agree(&capability, &target)?;
+    let access = access(&capability, &target, false);
+    let mut mount_flags = capability.mount_flags;
+    mount_flags.retain(|flag| flag != "ro" && flag != "rw");
     Ok(StageRequest {
         volume,
-        target: Target::from_context(&request.publish_context)?,
+        target,
         staging_path,
-        mount_flags: capability.mount_flags,
+        access,
+        mount_flags,
     })
 }
 
@@ -168,13 +188,96 @@ pub(super) fn publish(
         &request.staging_target_path,
         kubelet_dir,
     )?;
-    capability(request.volume_capability.as_ref())?;
+    let capability = capability(request.volume_capability.as_ref())?;
+    let target = Target::from_context(&request.publish_context)?;
+    agree(&capability, &target)?;
     Ok(PublishRequest {
         volume,
         staging_path,
         target_path,
-        read_only: request.readonly,
+        mode: capability.mode,
+        access: access(&capability, &target, request.readonly),
+        target,
     })
+}
+
+/// What is asked for is what ControllerPublishVolume has opened.
+fn agree(capability: &Capability, target: &Target) -> Result<(), Refusal> {
+    match (capability.volume_mode, target.content) {
+        (VolumeMode::Filesystem, Content::Filesystem { .. })
+        | (VolumeMode::Block, Content::Raw) => Ok(()),
+        (VolumeMode::Filesystem, Content::Raw) => Err(Refusal::invalid(
+            "volume_capability asks for a mount, but publish_context \"volumeMode\" says that the volume is a raw \
+             device: ask for block",
+        )),
+        (VolumeMode::Block, Content::Filesystem { .. }) => Err(Refusal::invalid(
+            "volume_capability asks for block, but publish_context \"volumeMode\" says that the volume has a \
+             filesystem: ask for a mount",
+        )),
+    }
+}
+
+/// Rule 5: whoever says that nothing is to be written is right.
+fn access(capability: &Capability, target: &Target, readonly: bool) -> Access {
+    let by_flag = capability.mount_flags.iter().any(|flag| flag == "ro");
+    let read_only = ReadOnly::of(capability.mode, readonly || by_flag);
+    match read_only.is_set() || target.read_only.is_set() {
+        true => Access::ReadOnly,
+        false => Access::ReadWrite,
+    }
+}
+
+/// NodeExpandVolume.
+pub(super) fn expand(request: &csi::NodeExpandVolumeRequest) -> Result<ExpandRequest, Refusal> {
+    let volume = known_handle(&request.volume_id)?;
+    let path = any_path("volume_path", &request.volume_path)?;
+    if request.volume_capability.is_some() {
+        capability(request.volume_capability.as_ref())?;
+    }
+    let bytes = |field: &str, value: i64| {
+        u64::try_from(value).map_err(|_| {
+            Refusal::invalid(format!(
+                "capacity_range.{field} is {value}: bytes are at least 0"
+            ))
+        })
+    };
+    let range = request.capacity_range.unwrap_or_default();
+    let required_bytes = bytes("required_bytes", range.required_bytes)?;
+    let limit = bytes("limit_bytes", range.limit_bytes)?;
+    if limit != 0 && limit < required_bytes {
+        return Err(Refusal::invalid(format!(
+            "capacity_range has limit_bytes={limit} below required_bytes={required_bytes}"
+        )));
+    }
+    Ok(ExpandRequest {
+        volume,
+        path,
+        staging_path: optional_path("staging_target_path", &request.staging_target_path)?,
+        required_bytes,
+        limit_bytes: Some(limit).filter(|limit| *limit != 0),
+    })
+}
+
+/// A path that something is looked for at; one where nothing of ours can be has nothing there.
+pub(super) fn any_path(field: &str, text: &str) -> Result<PathBuf, Refusal> {
+    let problem = match text {
+        "" => return Err(Refusal::invalid(format!("{field} is missing"))),
+        text if text.len() >= PATH_MAX => "at most 4095 bytes are possible",
+        text if text.chars().any(char::is_control) => "control characters are not possible",
+        text => return Ok(PathBuf::from(text)),
+    };
+    Err(Refusal::invalid(format!(
+        "{field} is {}: {problem}",
+        shown(text)
+    )))
+}
+
+/// The same where it may be left out.
+pub(super) fn optional_path(field: &str, text: &str) -> Result<Option<PathBuf>, Refusal> {
+    match text {
+        "" => Ok(None),
+        text => any_path(field, text).map(Some),
+    }
 }
 
 /// A path of an orchestrator. That no link leads out of the directory is seen when it is opened.
@@ -185,16 +288,7 @@ pub(super) fn path(field: &str, text: &str, kubelet_dir: &Path) -> Result<PathBu
             shown(text)
         )))
     };
-    if text.is_empty() {
-        return Err(Refusal::invalid(format!("{field} is missing")));
-    }
-    if text.len() >= PATH_MAX {
-        return refuse("at most 4095 bytes are possible");
-    }
-    if text.chars().any(char::is_control) {
-        return refuse("control characters are not possible");
-    }
-    let path = Path::new(text);
+    let path = any_path(field, text)?;
     let below = match path.strip_prefix(kubelet_dir) {
         Ok(below) if path.is_absolute() => below,
         _ => return refuse(&format!("it must lie below {}", kubelet_dir.display())),
@@ -209,7 +303,7 @@ pub(super) fn path(field: &str, text: &str, kubelet_dir: &Path) -> Result<PathBu
             kubelet_dir.display()
         ));
     }
-    Ok(path.to_owned())
+    Ok(path)
 }
 
 #[cfg(test)]
@@ -355,7 +449,7 @@ mod tests {
             readonly: true,
             ..Default::default()
         };
-        assert!(publish(&request, base).unwrap().read_only);
+        refused(publish(&request, base), "publish_context");
         request.staging_target_path.clear();
         refused(publish(&request, base), "staging_target_path");
         request.target_path = "/k/../etc".into();

@@ -6,16 +6,29 @@ use std::time::Instant;
 
 use tonic::{Request, Response, Status};
 use tracing::Span;
+use zvolt_kernel::mount::Amount;
 use zvolt_proto::csi;
+use zvolt_proto::csi::node_get_storage_health_response::StorageBackendHealth;
 use zvolt_proto::csi::node_service_capability::rpc::Type as Rpc;
 use zvolt_proto::csi::node_service_capability::{self, Type};
+use zvolt_proto::csi::volume_health::VolumeHealthEntry;
+use zvolt_proto::csi::volume_usage::Unit;
 
 use super::calls::{self, Calls, Work};
 use super::check;
-use crate::node::{self, Node};
+use super::status::Refusal;
+use crate::node::health::{Severity, Trouble};
+use crate::node::{self, Node, Stats};
 
 /// What is advertised is what holds.
-const CAPABILITIES: [Rpc; 1] = [Rpc::StageUnstageVolume];
+const CAPABILITIES: [Rpc; 6] = [
+    Rpc::StageUnstageVolume,
+    Rpc::GetVolumeStats,
+    Rpc::ExpandVolume,
+    Rpc::SingleNodeMultiWriter,
+    Rpc::GetVolumeHealth,
+    Rpc::GetStorageHealth,
+];
 
 /// The Node service's gRPC face.
 #[derive(Debug)]
@@ -28,23 +41,89 @@ pub(super) struct NodeService {
 
 impl NodeService {
     /// Work on a volume by the node.
-    fn work<T: Default + Send + 'static>(
+    fn work<T: Send + 'static>(
         &self,
         volume: String,
-        act: impl FnOnce(&Node, Instant) -> Result<(), node::Error> + Send + 'static,
+        act: impl FnOnce(&Node, Instant) -> Result<T, node::Error> + Send + 'static,
     ) -> Work<T> {
         let node = self.node.clone();
-        Work::on(volume, |deadline| async move {
-            let span = Span::current();
-            tokio::task::spawn_blocking(move || span.in_scope(|| act(&node, deadline)))
-                .await
-                .map_err(|error| calls::panicked(&error))??;
-            Ok(T::default())
-        })
+        Work::on(volume, |deadline| blocking(node, deadline, act))
+    }
+
+    /// A look of the node, which others need not wait for.
+    fn look<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&Node, Instant) -> Result<T, node::Error> + Send + 'static,
+    ) -> Work<T> {
+        let node = self.node.clone();
+        Work::reading(|deadline| blocking(node, deadline, act))
     }
 
     fn base(&self) -> &Path {
         &self.kubelet_dir
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    node: Arc<Node>,
+    deadline: Instant,
+    act: impl FnOnce(&Node, Instant) -> Result<T, node::Error> + Send + 'static,
+) -> Result<T, Refusal> {
+    let span = Span::current();
+    let done = tokio::task::spawn_blocking(move || span.in_scope(|| act(&node, deadline)));
+    Ok(done.await.map_err(|error| calls::panicked(&error))??)
+}
+
+/// Bytes as CSI counts them.
+fn count(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn usage(stats: Stats) -> Vec<csi::VolumeUsage> {
+    let of = |unit: Unit, amount: Amount| csi::VolumeUsage {
+        available: count(amount.available),
+        total: count(amount.total),
+        used: count(amount.used),
+        unit: unit.into(),
+    };
+    match stats {
+        Stats::Filesystem(usage) => {
+            vec![of(Unit::Bytes, usage.bytes), of(Unit::Inodes, usage.inodes)]
+        }
+        Stats::Device(bytes) => vec![csi::VolumeUsage {
+            total: count(bytes),
+            unit: Unit::Bytes.into(),
+            ..Default::default()
+        }],
+    }
+}
+
+fn volume_health(volume_id: String, troubles: Vec<Trouble>) -> csi::VolumeHealth {
+    let entries = troubles.into_iter().map(|trouble| VolumeHealthEntry {
+        status: match trouble.severity {
+            Severity::Degraded => csi::VolumeHealthErrorType::Degraded,
+            Severity::Inaccessible => csi::VolumeHealthErrorType::Inaccessible,
+        }
+        .into(),
+        reason: trouble.reason,
+        message: trouble.message,
+    });
+    csi::VolumeHealth {
+        volume_id,
+        health_statuses: entries.collect(),
+    }
+}
+
+fn backend_health(trouble: Trouble) -> StorageBackendHealth {
+    StorageBackendHealth {
+        status: match trouble.severity {
+            Severity::Degraded => csi::StorageHealthErrorType::StorageDegraded,
+            Severity::Inaccessible => csi::StorageHealthErrorType::StorageUnreachable,
+        }
+        .into(),
+        reason: trouble.reason,
+        message: trouble.message,
+        volume_capability: None, // any volume of ours takes the same way
     }
 }
 
@@ -62,7 +141,8 @@ impl csi::node_server::Node for NodeService {
                 |message| {
                     let stage = check::stage(&message, self.base())?;
                     Ok(self.work(stage.volume.clone(), move |node, deadline| {
-                        node.stage(&stage, deadline)
+                        node.stage(&stage, deadline)?;
+                        Ok(csi::NodeStageVolumeResponse {})
                     }))
                 },
             )
@@ -86,7 +166,8 @@ impl csi::node_server::Node for NodeService {
                         self.base(),
                     )?;
                     Ok(self.work(volume.clone(), move |node, deadline| {
-                        node.unstage(&volume, &path, deadline)
+                        node.unstage(&volume, &path, deadline)?;
+                        Ok(csi::NodeUnstageVolumeResponse {})
                     }))
                 },
             )
@@ -105,7 +186,8 @@ impl csi::node_server::Node for NodeService {
                 |message| {
                     let publish = check::publish(&message, self.base())?;
                     Ok(self.work(publish.volume.clone(), move |node, deadline| {
-                        node.publish(&publish, deadline)
+                        node.publish(&publish, deadline)?;
+                        Ok(csi::NodePublishVolumeResponse {})
                     }))
                 },
             )
@@ -125,7 +207,101 @@ impl csi::node_server::Node for NodeService {
                     let volume = check::handle(&message.volume_id)?;
                     let path = check::path("target_path", &message.target_path, self.base())?;
                     Ok(self.work(volume.clone(), move |node, deadline| {
-                        node.unpublish(&volume, &path, deadline)
+                        node.unpublish(&volume, &path, deadline)?;
+                        Ok(csi::NodeUnpublishVolumeResponse {})
+                    }))
+                },
+            )
+            .await
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<csi::NodeExpandVolumeRequest>,
+    ) -> Result<Response<csi::NodeExpandVolumeResponse>, Status> {
+        self.calls
+            .serve(
+                "NodeExpandVolume",
+                request,
+                |m| &m.volume_id,
+                |message| {
+                    let expand = check::expand(&message)?;
+                    Ok(self.work(expand.volume.clone(), move |node, deadline| {
+                        let capacity_bytes = count(node.expand(&expand, deadline)?);
+                        Ok(csi::NodeExpandVolumeResponse { capacity_bytes })
+                    }))
+                },
+            )
+            .await
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<csi::NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<csi::NodeGetVolumeStatsResponse>, Status> {
+        self.calls
+            .serve(
+                "NodeGetVolumeStats",
+                request,
+                |m| &m.volume_id,
+                |message| {
+                    let volume = check::known_handle(&message.volume_id)?;
+                    let path = check::any_path("volume_path", &message.volume_path)?;
+                    let staging =
+                        check::optional_path("staging_target_path", &message.staging_target_path)?;
+                    Ok(self.look(move |node, deadline| {
+                        let stats = node.stats(&volume, &path, staging.as_deref(), deadline)?;
+                        Ok(csi::NodeGetVolumeStatsResponse {
+                            usage: usage(stats),
+                        })
+                    }))
+                },
+            )
+            .await
+    }
+
+    async fn node_get_volume_health(
+        &self,
+        request: Request<csi::NodeGetVolumeHealthRequest>,
+    ) -> Result<Response<csi::NodeGetVolumeHealthResponse>, Status> {
+        self.calls
+            .serve(
+                "NodeGetVolumeHealth",
+                request,
+                |m| &m.volume_id,
+                |message| {
+                    let volume = check::known_handle(&message.volume_id)?;
+                    let publish =
+                        check::optional_path("volume_publish_path", &message.volume_publish_path)?;
+                    let staging =
+                        check::optional_path("staging_target_path", &message.staging_target_path)?;
+                    Ok(self.look(move |node, _| {
+                        let troubles =
+                            node.health(&volume, publish.as_deref(), staging.as_deref())?;
+                        Ok(csi::NodeGetVolumeHealthResponse {
+                            volume_health: Some(volume_health(volume, troubles)),
+                        })
+                    }))
+                },
+            )
+            .await
+    }
+
+    async fn node_get_storage_health(
+        &self,
+        request: Request<csi::NodeGetStorageHealthRequest>,
+    ) -> Result<Response<csi::NodeGetStorageHealthResponse>, Status> {
+        self.calls
+            .serve(
+                "NodeGetStorageHealth",
+                request,
+                |_| "",
+                |_| {
+                    Ok(self.look(move |node, _| {
+                        let troubles = node.storage_health()?;
+                        Ok(csi::NodeGetStorageHealthResponse {
+                            backend_health: troubles.into_iter().map(backend_health).collect(),
+                        })
                     }))
                 },
             )
@@ -158,13 +334,16 @@ impl csi::node_server::Node for NodeService {
             .await
     }
 
+    /// No topology: every node reaches every storage host over the network, and a pool's host reaches its volumes
+    /// without one, so nothing that a scheduler could choose would keep a volume away (C-105).
     async fn node_get_info(
         &self,
         request: Request<csi::NodeGetInfoRequest>,
     ) -> Result<Response<csi::NodeGetInfoResponse>, Status> {
         let answer = csi::NodeGetInfoResponse {
             node_id: self.node_id.clone(),
-            ..Default::default()
+            max_volumes_per_node: self.node.max_volumes().into(),
+            accessible_topology: None,
         };
         self.calls
             .serve("NodeGetInfo", request, |_| "", |_| Ok(Work::Done(answer)))

@@ -45,6 +45,9 @@ async fn served() -> Served {
         fast_io_fail_tmo: -1,
         keep_alive_tmo: 5,
         reconnect_delay: 2,
+        host_traddr: None,
+        host_iface: None,
+        max_volumes: Some(77),
         roots: Default::default(),
     };
     let services = Services {
@@ -162,7 +165,8 @@ async fn says_who_it_is_and_only_what_holds() {
             node.node_expand_volume(csi::NodeExpandVolumeRequest::default())
                 .await
         ),
-        Code::Unimplemented
+        Code::InvalidArgument,
+        "served, and nothing was said"
     );
 }
 

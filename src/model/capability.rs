@@ -34,6 +34,9 @@ const DRIVER_OPTIONS: [&str; 21] = [
     "rtdev",
 ];
 
+/// SELinux labels: categories in them are parted by commas (`s0:c1,c2`), so callers put them in quotes.
+const LABEL_OPTIONS: [&str; 4] = ["context", "fscontext", "defcontext", "rootcontext"];
+
 /// How the volume is to appear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form<'a> {
@@ -119,17 +122,23 @@ pub fn check(mode: &str, form: Form<'_>) -> Result<Capability, Unsupported> {
             "mount_flags are longer than {MOUNT_FLAGS_MAX} bytes together"
         ));
     }
-    flags.iter().try_for_each(|flag| mount_flag(flag))?;
+    let mount_flags = flags.iter().map(|flag| mount_flag(flag));
     Ok(Capability {
         mode,
         volume_mode: VolumeMode::Filesystem,
         fs_type,
-        mount_flags: flags.to_vec(),
+        mount_flags: mount_flags.collect::<Result<_, _>>()?,
     })
 }
 
-/// A mount option is one option: anything that could become two, or another mount, is refused.
-fn mount_flag(flag: &str) -> Result<(), Unsupported> {
+/// A mount option is one option: anything that could become two, or another mount, is refused. Gives it
+/// as the kernel takes it.
+fn mount_flag(flag: &str) -> Result<String, Unsupported> {
+    if let Some((key, value)) = flag.split_once('=')
+        && LABEL_OPTIONS.contains(&key)
+    {
+        return label(key, value);
+    }
     let fine = !flag.is_empty()
         && flag.len() <= MOUNT_FLAG_MAX
         && flag.bytes().all(|b| b.is_ascii_graphic() && b != b',')
@@ -146,7 +155,25 @@ fn mount_flag(flag: &str) -> Result<(), Unsupported> {
             "mount_flags has {flag:?}, which is not an option of a filesystem: drop it"
         ));
     }
-    Ok(())
+    Ok(flag.to_owned())
+}
+
+/// A label loses its quotes: options travel to the kernel one by one, where a comma is no separator.
+fn label(key: &str, value: &str) -> Result<String, Unsupported> {
+    let inner = value.strip_prefix('"').and_then(|v| v.strip_suffix('"'));
+    let label = inner.unwrap_or(value);
+    let fine = !label.is_empty()
+        && label.len() <= MOUNT_FLAG_MAX
+        && label
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"_-.:,".contains(&b));
+    if !fine {
+        return refuse(format!(
+            "mount_flags has {key}={}, which is no SELinux label: user:role:type:level",
+            super::shown(value)
+        ));
+    }
+    Ok(format!("{key}={label}"))
 }
 
 fn refuse<T>(why: impl Into<String>) -> Result<T, Unsupported> {
@@ -184,6 +211,36 @@ mod tests {
         );
         let plain = check("SINGLE_NODE_WRITER", mount("", &[])).expect("fine");
         assert_eq!(plain.fs_type, None);
+    }
+
+    #[test]
+    fn bug_c_102_an_selinux_label_keeps_its_commas_and_loses_its_quotes() {
+        let label = "system_u:object_r:container_file_t:s0:c1,c2";
+        for flag in [
+            format!("context=\"{label}\""),
+            format!("context={label}"),
+            format!("rootcontext=\"{label}\""),
+        ] {
+            let fine = check("SINGLE_NODE_WRITER", mount("xfs", &[flag.clone()])).expect("fine");
+            let key = flag.split('=').next().unwrap();
+            assert_eq!(fine.mount_flags, [format!("{key}={label}")]);
+        }
+        for bad in [
+            "context=",
+            "context=\"\"",
+            "context=\"a",
+            "context=a\"b",
+            "context=a b",
+            "context=a,rw=1",
+            "xcontext=a,b",
+            "data=\"a,b\"",
+        ] {
+            refused(
+                "SINGLE_NODE_WRITER",
+                mount("", &[bad.to_owned()]),
+                "mount_flags",
+            );
+        }
     }
 
     #[test]

@@ -71,6 +71,43 @@ pub fn zvol(pool: &str, handle: &str) -> String {
     format!("{pool}/csi/block/{handle}")
 }
 
+/// The handle of the zvol of one of our block volumes; `None` for anybody else's dataset.
+pub fn handle_of_zvol(dataset: &str) -> Option<&str> {
+    let (pool, handle) = dataset.split_once("/csi/block/")?;
+    (!pool.is_empty() && !pool.contains('/') && is_handle(handle)).then_some(handle)
+}
+
+/// The dataset that holds the zvols of deleted volumes whose snapshots are still wanted.
+pub fn deleted_parent(pool: &str) -> String {
+    format!("{pool}/csi/deleted")
+}
+
+/// Where the zvol of a deleted volume is kept while its snapshots are wanted. With a part of the Volume's uid:
+/// the handle may be used again.
+pub fn buried(pool: &str, handle: &str, uid: &str) -> String {
+    let uid: String = uid.chars().take(8).collect();
+    format!("{pool}/csi/deleted/{handle}.{uid}")
+}
+
+/// Whether `dataset` is directly below `parent`.
+pub fn is_below(dataset: &str, parent: &str) -> bool {
+    dataset
+        .strip_prefix(parent)
+        .and_then(|rest| rest.strip_prefix('/'))
+        .is_some_and(|name| !name.is_empty() && !name.contains('/'))
+}
+
+/// The component after the `@` of the snapshot that the volume with this uid is cloned from, when it is made
+/// from another volume.
+pub fn clone_component(uid: &str) -> String {
+    format!("clone.{uid}")
+}
+
+/// The dataset and the component of `dataset@component`.
+pub fn snapshot_halves(path: &str) -> (&str, &str) {
+    path.split_once('@').unwrap_or((path, ""))
+}
+
 /// The subsystem of a volume.
 pub fn subsystem_nqn(handle: &str) -> String {
     format!("{NQN_PREFIX}:{handle}")
@@ -192,10 +229,57 @@ mod tests {
     }
 
     #[test]
+    fn a_deleted_volume_has_a_place_of_its_own() {
+        let buried = buried("tank", "pvc-1", "0f9d2c1e-7a52-4e0c");
+        assert_eq!(buried, "tank/csi/deleted/pvc-1.0f9d2c1e");
+        assert!(is_below(&buried, &deleted_parent("tank")));
+        assert!(!is_below(&buried, &block_parent("tank")));
+        for other in [
+            "tank/csi/deleted",
+            "tank/csi/deleted/",
+            "tank/csi/deleted/a/b",
+            "tank/csi/deleted-a",
+        ] {
+            assert!(!is_below(other, &deleted_parent("tank")), "{other}");
+        }
+    }
+
+    #[test]
     fn only_our_own_subsystems_have_a_handle() {
         assert_eq!(handle_of_nqn(&subsystem_nqn("pvc-1")), Some("pvc-1"));
         assert_eq!(handle_of_nqn("nqn.2014-08.org.example:pvc-1"), None);
         assert_eq!(handle_of_nqn(&host_nqn("node0")), None);
+    }
+
+    #[test]
+    fn only_our_own_zvols_have_a_handle() {
+        assert_eq!(handle_of_zvol(&zvol("tank", "pvc-1")), Some("pvc-1"));
+        for other in [
+            "tank/pvc-1",
+            "tank/csi/fs/pvc-1",
+            "tank/csi/block",
+            "tank/csi/block/",
+            "tank/csi/block/pvc-1@snap",
+            "tank/csi/block/a/b",
+            "tank/backup/csi/block/pvc-1",
+            "/csi/block/pvc-1",
+        ] {
+            assert_eq!(handle_of_zvol(other), None, "{other}");
+        }
+    }
+
+    /// Images are cloned with their machine-wide host NQN in them; ours comes from the node's ID alone.
+    #[test]
+    fn bug_c_41_two_nodes_never_have_one_host_nqn_and_a_node_never_has_two() {
+        let pair = |node: &str| (host_nqn(node), host_id(&host_nqn(node)));
+        assert_eq!(pair("node0"), pair("node0"));
+        let mut seen = std::collections::HashSet::new();
+        for node in ["node0", "node1", "node-1", "node.1", "Node1", "node11"] {
+            let (nqn, id) = pair(node);
+            assert!(nqn.len() <= 223 && nqn.ends_with(node), "{nqn}");
+            assert!(seen.insert(nqn) && seen.insert(id.to_string()), "{node}");
+        }
+        assert!(host_nqn(&"n".repeat(63)).len() <= 222);
     }
 
     #[test]

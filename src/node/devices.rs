@@ -1,19 +1,21 @@
-//! The NVMe devices of this machine, followed by uevents: which block device is the namespace of a
-//! UUID, which controllers are there for a subsystem.
+//! The devices of this machine, followed by uevents: which block device is the namespace of a UUID, which
+//! controllers are there for a subsystem, and who wants news of them.
 //!
 //! One scan at start (and after an overrun of the socket); from then on each event costs the reading of the one device
 //! that it names, so that no look-up grows with the number of volumes.
 
 use std::collections::{BTreeSet, HashMap};
-use std::hash::Hash;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
 use zvolt_kernel::uevent::{Received, Uevent, UeventSocket};
 use zvolt_kernel::{SysError, nvme};
+
+use crate::model::names;
+
+use super::waiters::{Waiter, Waiters};
+use super::zvols::{self, Zvols};
 
 /// What the index knows.
 #[derive(Debug, Default)]
@@ -23,8 +25,6 @@ struct Index {
     blocks_of: HashMap<String, BTreeSet<String>>,
     controllers_of: HashMap<String, BTreeSet<String>>,
     nqn_of: HashMap<String, String>,
-    namespace_waiters: Waiters<Uuid>,
-    controller_waiters: Waiters<String>,
 }
 
 /// What is remembered of a block device, to be able to forget it.
@@ -34,71 +34,31 @@ struct Known {
     nqn: String,
 }
 
-/// Who wants news of what.
-type Waiters<K> = HashMap<K, Vec<Listener>>;
-
-/// The index's end of a [`Waiter`]; `alive` tells whether the other end is still held.
-#[derive(Debug)]
-struct Listener {
-    news: Sender<()>,
-    alive: Weak<()>,
-}
-
 /// The index and the thread that keeps it.
 #[derive(Debug)]
 pub(super) struct Devices {
     sys: PathBuf,
+    host_nqn: String,
     index: Mutex<Index>,
-}
-
-/// Told whenever something happens to what it waits for. Made *before* the act that causes it.
-#[derive(Debug)]
-pub(super) struct Waiter {
-    news: Receiver<()>,
-    _alive: Arc<()>,
-}
-
-impl Waiter {
-    /// Waits for news; false when the deadline came first.
-    pub(super) fn news(&self, deadline: Instant) -> bool {
-        let left = deadline.saturating_duration_since(Instant::now());
-        self.news.recv_timeout(left).is_ok()
-    }
-}
-
-/// Registers a waiter for `key`, and forgets those that nobody holds any more.
-fn register<K: Eq + Hash>(waiters: &mut Waiters<K>, key: K) -> Waiter {
-    waiters.retain(|_, listeners| {
-        listeners.retain(|l| l.alive.strong_count() > 0);
-        !listeners.is_empty()
-    });
-    let (sender, receiver) = channel();
-    let alive = Arc::new(());
-    waiters.entry(key).or_default().push(Listener {
-        news: sender,
-        alive: Arc::downgrade(&alive),
-    });
-    Waiter {
-        news: receiver,
-        _alive: alive,
-    }
-}
-
-/// Gives the news to all who wait for `key`.
-fn tell<K: Eq + Hash>(waiters: &Waiters<K>, key: &K) {
-    for listener in waiters.get(key).into_iter().flatten() {
-        // One that nobody holds any more is forgotten by the next registration.
-        let _ = listener.news.send(());
-    }
+    namespaces: Waiters<Uuid>,
+    controllers: Waiters<String>,
+    disks: Waiters<String>,
+    zvols: Zvols,
 }
 
 impl Devices {
-    /// Opens the socket, scans once, and starts the thread.
-    pub(super) fn follow(sys: &Path) -> Result<Arc<Self>, SysError> {
+    /// Opens the socket, scans once, and starts the thread. Controllers are those of the host `host_nqn`: others
+    /// of this machine, as the agent's own, are left alone.
+    pub(super) fn follow(sys: &Path, dev: &Path, host_nqn: &str) -> Result<Arc<Self>, SysError> {
         let socket = UeventSocket::open()?;
         let devices = Arc::new(Self {
             sys: sys.to_owned(),
+            host_nqn: host_nqn.to_owned(),
             index: Mutex::default(),
+            namespaces: Waiters::default(),
+            controllers: Waiters::default(),
+            disks: Waiters::default(),
+            zvols: Zvols::new(sys, dev),
         });
         devices.scan()?;
         let follower = Arc::clone(&devices);
@@ -122,7 +82,7 @@ impl Devices {
         self.lock().blocks_of.get(nqn).cloned().unwrap_or_default()
     }
 
-    /// The controllers of a subsystem, as sysfs has them now.
+    /// Our controllers of a subsystem, as sysfs has them now.
     pub(super) fn controllers(&self, nqn: &str) -> Result<Vec<nvme::Controller>, SysError> {
         let names = self
             .lock()
@@ -130,21 +90,52 @@ impl Devices {
             .get(nqn)
             .cloned()
             .unwrap_or_default();
-        let mut found = Vec::with_capacity(names.len());
+        self.read_controllers(names, nqn)
+    }
+
+    /// Those of these controllers that are ours and of this subsystem.
+    pub(super) fn read_controllers(
+        &self,
+        names: impl IntoIterator<Item = String>,
+        nqn: &str,
+    ) -> Result<Vec<nvme::Controller>, SysError> {
+        let mut found = Vec::new();
         for name in names {
-            found.extend(nvme::controller(&self.sys, &name)?.filter(|c| c.subsystem_nqn == nqn));
+            let controller = nvme::controller(&self.sys, &name)?;
+            found.extend(
+                controller.filter(|c| c.subsystem_nqn == nqn && c.host_nqn == self.host_nqn),
+            );
         }
         Ok(found)
     }
 
+    /// The subsystems of ours that have a controller.
+    pub(super) fn subsystems(&self) -> Vec<String> {
+        let index = self.lock();
+        let nqns = index.controllers_of.keys();
+        nqns.filter(|nqn| names::handle_of_nqn(nqn).is_some())
+            .cloned()
+            .collect()
+    }
+
+    /// The zvols.
+    pub(super) fn zvols(&self) -> &Zvols {
+        &self.zvols
+    }
+
     /// Asks for news of the namespace of this UUID.
-    pub(super) fn watch_namespace(&self, uuid: Uuid) -> Waiter {
-        register(&mut self.lock().namespace_waiters, uuid)
+    pub(super) fn watch_namespace(&self, uuid: Uuid) -> Waiter<Uuid> {
+        self.namespaces.register(uuid)
     }
 
     /// Asks for news of the controllers of a subsystem.
-    pub(super) fn watch_controllers(&self, nqn: &str) -> Waiter {
-        register(&mut self.lock().controller_waiters, nqn.to_owned())
+    pub(super) fn watch_controllers(&self, nqn: &str) -> Waiter<String> {
+        self.controllers.register(nqn.to_owned())
+    }
+
+    /// Asks for news of the block device of this name.
+    pub(super) fn watch_disk(&self, block: &str) -> Waiter<String> {
+        self.disks.register(block.to_owned())
     }
 
     fn run(&self, socket: &UeventSocket) {
@@ -171,43 +162,73 @@ impl Devices {
             let nqn = self.nqn_of_block(&namespace.block)?;
             namespaces.push((namespace, nqn));
         }
-        let mut index = self.lock();
-        index.block_of.clear();
-        index.known.clear();
-        index.blocks_of.clear();
-        index.controllers_of.clear();
-        index.nqn_of.clear();
+        let mut index = Index::default();
         for controller in controllers {
             index.put_controller(&controller);
         }
         for (namespace, nqn) in namespaces {
             index.put_namespace(&namespace, nqn);
         }
-        index.wake_all();
+        *self.lock() = index;
+        self.namespaces.tell_all();
+        self.controllers.tell_all();
+        self.disks.tell_all();
+        self.zvols.look_again();
         Ok(())
     }
 
     fn apply(&self, event: &Uevent) -> Result<(), SysError> {
+        let name = event.devname.as_str();
         let gone = event.action == "remove";
         match (event.subsystem.as_str(), event.devtype.as_str()) {
-            ("block", "disk") if event.devname.starts_with("nvme") => {
-                if gone {
-                    self.lock().drop_block(&event.devname);
-                } else if let Some(namespace) = nvme::namespace(&self.sys, &event.devname)? {
-                    let nqn = self.nqn_of_block(&event.devname)?;
-                    self.lock().put_namespace(&namespace, nqn);
-                }
+            ("block", "disk") if name.starts_with("nvme") => {
+                let uuids = if gone {
+                    self.lock().forget(name).into_iter().collect()
+                } else {
+                    self.read_namespace(name)?
+                };
+                uuids.iter().for_each(|uuid| self.namespaces.tell(uuid));
+                self.disks.tell(&event.devname);
             }
-            ("nvme", _) if !event.devname.is_empty() => {
-                if gone {
-                    self.lock().drop_controller(&event.devname);
-                } else if let Some(controller) = nvme::controller(&self.sys, &event.devname)? {
-                    self.lock().put_controller(&controller);
+            ("block", "disk") if name.starts_with(zvols::PREFIX) => {
+                if !gone {
+                    self.zvols.came(name);
                 }
+                self.disks.tell(&event.devname);
+            }
+            ("nvme", _) if !name.is_empty() => {
+                let nqns = if gone {
+                    self.lock().drop_controller(name).into_iter().collect()
+                } else {
+                    self.read_controller(name)?
+                };
+                nqns.iter().for_each(|nqn| self.controllers.tell(nqn));
             }
             _ => {}
         }
         Ok(())
+    }
+
+    /// Files a namespace as sysfs has it now; gives the UUIDs that this is news of.
+    fn read_namespace(&self, block: &str) -> Result<Vec<Uuid>, SysError> {
+        let Some(namespace) = nvme::namespace(&self.sys, block)? else {
+            return Ok(Vec::new());
+        };
+        let nqn = self.nqn_of_block(block)?;
+        let before = self.lock().put_namespace(&namespace, nqn);
+        Ok(before.into_iter().chain(namespace.uuid).collect())
+    }
+
+    /// Files a controller as sysfs has it now; gives the subsystems that this is news of.
+    fn read_controller(&self, name: &str) -> Result<Vec<String>, SysError> {
+        let Some(controller) = nvme::controller(&self.sys, name)? else {
+            return Ok(Vec::new());
+        };
+        let before = self.lock().put_controller(&controller);
+        Ok(before
+            .into_iter()
+            .chain([controller.subsystem_nqn])
+            .collect())
     }
 
     fn nqn_of_block(&self, block: &str) -> Result<String, SysError> {
@@ -222,8 +243,9 @@ impl Devices {
 }
 
 impl Index {
-    fn put_namespace(&mut self, namespace: &nvme::Namespace, nqn: String) {
-        self.forget(&namespace.block);
+    /// Files a namespace; gives the UUID that the device had until now.
+    fn put_namespace(&mut self, namespace: &nvme::Namespace, nqn: String) -> Option<Uuid> {
+        let before = self.forget(&namespace.block);
         self.blocks_of
             .entry(nqn.clone())
             .or_default()
@@ -233,14 +255,8 @@ impl Index {
             .insert(namespace.block.clone(), Known { uuid, nqn });
         if let Some(uuid) = uuid {
             self.block_of.insert(uuid, namespace.block.clone());
-            tell(&self.namespace_waiters, &uuid);
         }
-    }
-
-    fn drop_block(&mut self, block: &str) {
-        if let Some(uuid) = self.forget(block) {
-            tell(&self.namespace_waiters, &uuid);
-        }
+        before.filter(|before| Some(*before) != uuid)
     }
 
     /// Forgets a block device; gives the UUID that it had.
@@ -260,47 +276,37 @@ impl Index {
         Some(uuid)
     }
 
-    /// A controller whose first connect still runs has no NQN yet: it is put again when it has connected.
-    fn put_controller(&mut self, controller: &nvme::Controller) {
-        let nqn = controller.subsystem_nqn.clone();
-        if self.nqn_of.get(&controller.name) != Some(&nqn) {
-            self.drop_controller(&controller.name);
-            self.controllers_of
-                .entry(nqn.clone())
-                .or_default()
-                .insert(controller.name.clone());
-            self.nqn_of.insert(controller.name.clone(), nqn.clone());
+    /// Files a controller; gives the subsystem that it was filed under until now, if that was another. One whose
+    /// first connect still runs has no NQN yet: it is put again when it has connected.
+    fn put_controller(&mut self, controller: &nvme::Controller) -> Option<String> {
+        let nqn = &controller.subsystem_nqn;
+        if self.nqn_of.get(&controller.name) == Some(nqn) {
+            return None;
         }
-        tell(&self.controller_waiters, &nqn);
+        let before = self.drop_controller(&controller.name);
+        self.controllers_of
+            .entry(nqn.clone())
+            .or_default()
+            .insert(controller.name.clone());
+        self.nqn_of.insert(controller.name.clone(), nqn.clone());
+        before
     }
 
-    fn drop_controller(&mut self, name: &str) {
-        let Some(nqn) = self.nqn_of.remove(name) else {
-            return;
-        };
+    /// Forgets a controller; gives its subsystem.
+    fn drop_controller(&mut self, name: &str) -> Option<String> {
+        let nqn = self.nqn_of.remove(name)?;
         if let Some(names) = self.controllers_of.get_mut(&nqn) {
             names.remove(name);
             if names.is_empty() {
                 self.controllers_of.remove(&nqn);
             }
         }
-        tell(&self.controller_waiters, &nqn);
-    }
-
-    fn wake_all(&self) {
-        for uuid in self.namespace_waiters.keys() {
-            tell(&self.namespace_waiters, uuid);
-        }
-        for nqn in self.controller_waiters.keys() {
-            tell(&self.controller_waiters, nqn);
-        }
+        Some(nqn)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn namespace(block: &str, uuid: u128) -> nvme::Namespace {
@@ -313,21 +319,16 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_hears_of_its_namespace_and_of_no_other() {
+    fn a_device_that_changes_its_uuid_is_news_for_both() {
         let mut index = Index::default();
-        let mine = register(&mut index.namespace_waiters, Uuid::from_u128(1));
-        index.put_namespace(&namespace("nvme0n1", 2), "nqn.x".into());
-        assert!(!mine.news(Instant::now()));
-        index.put_namespace(&namespace("nvme1n1", 1), "nqn.x".into());
-        assert!(mine.news(Instant::now() + Duration::from_secs(1)));
-    }
-
-    #[test]
-    fn a_waiter_that_is_dropped_is_forgotten() {
-        let mut index = Index::default();
-        drop(register(&mut index.namespace_waiters, Uuid::from_u128(1)));
-        let _kept = register(&mut index.namespace_waiters, Uuid::from_u128(2));
-        assert_eq!(index.namespace_waiters.len(), 1);
+        let (one, two) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let put = |index: &mut Index, uuid| {
+            index.put_namespace(&namespace("nvme0n1", uuid), "nqn.x".into())
+        };
+        assert_eq!(put(&mut index, 1), None);
+        assert_eq!(put(&mut index, 1), None, "nothing has changed");
+        assert_eq!(put(&mut index, 2), Some(one));
+        assert_eq!(index.block_of.keys().collect::<Vec<_>>(), [&two]);
     }
 
     #[test]
@@ -341,11 +342,11 @@ mod tests {
             subsystem_nqn: String::new(),
             host_nqn: String::new(),
         };
-        index.put_controller(&controller);
+        assert_eq!(index.put_controller(&controller), None);
         controller.subsystem_nqn = "nqn.x".into();
-        index.put_controller(&controller);
+        assert_eq!(index.put_controller(&controller), Some(String::new()));
         assert_eq!(index.controllers_of.keys().collect::<Vec<_>>(), ["nqn.x"]);
-        index.drop_controller("nvme0");
+        assert_eq!(index.drop_controller("nvme0"), Some("nqn.x".into()));
         assert!(index.controllers_of.is_empty() && index.nqn_of.is_empty());
     }
 
@@ -354,7 +355,7 @@ mod tests {
         let mut index = Index::default();
         index.put_namespace(&namespace("nvme0n1", 1), "nqn.x".into());
         index.put_namespace(&namespace("nvme1n1", 1), "nqn.x".into());
-        index.drop_block("nvme0n1");
+        index.forget("nvme0n1");
         assert_eq!(index.block_of[&Uuid::from_u128(1)], "nvme1n1");
         assert_eq!(index.blocks_of["nqn.x"].len(), 1);
     }

@@ -3,26 +3,38 @@
 //! Each call observes the kernel, plans, and runs the plan's steps. There are no state files: after a
 //! crash the next call observes again and plans what is left. The node never formats (rule 1).
 
+mod bounded;
 mod devices;
+pub mod health;
+mod limits;
 mod observe;
 mod paths;
 mod plan;
+mod stats;
 mod steps;
+mod waiters;
+mod zvols;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use zvolt_kernel::mount::Access;
 use zvolt_kernel::nvme::{self, HostIdentity};
 use zvolt_kernel::{SysError, preflight};
 
+use crate::model::access::AccessMode;
 use crate::model::names;
 use crate::model::publish::Target;
-use crate::ops::{self, Journal, Stopped, Timeline};
+use crate::ops::locks::Locks;
+use crate::ops::{self, Journal, Step as _, Stopped, Timeline};
+
+pub use stats::Stats;
 
 use devices::Devices;
 use observe::Observer;
-use paths::Base;
+use paths::{Base, Place};
 use steps::Runner;
 
 /// What a node needs to know.
@@ -40,6 +52,12 @@ pub struct NodeConfig {
     pub keep_alive_tmo: u32,
     /// Seconds between tries to reconnect.
     pub reconnect_delay: u32,
+    /// Local address of connections; `None` leaves it to the routes.
+    pub host_traddr: Option<IpAddr>,
+    /// Local interface of connections; a link-local portal needs it.
+    pub host_iface: Option<String>,
+    /// How many volumes fit on this node; `None` derives it from what the kernel has.
+    pub max_volumes: Option<u32>,
     /// Where `/sys` and `/dev` are.
     pub roots: preflight::Roots,
 }
@@ -51,9 +69,11 @@ pub struct StageRequest {
     pub volume: String,
     /// Where it is and what must be found there.
     pub target: Target,
-    /// Where to mount it.
+    /// Where to mount it. A raw device leaves it as it is.
     pub staging_path: PathBuf,
-    /// The caller's mount options.
+    /// Whether this node may write: from the access mode, the publish context and the mount options.
+    pub access: Access,
+    /// The caller's mount options, without `ro` and `rw`.
     pub mount_flags: Vec<String>,
 }
 
@@ -62,12 +82,31 @@ pub struct StageRequest {
 pub struct PublishRequest {
     /// Volume handle.
     pub volume: String,
+    /// What must be found where it is staged.
+    pub target: Target,
     /// Where it is staged.
     pub staging_path: PathBuf,
     /// Where the pod expects it.
     pub target_path: PathBuf,
-    /// Reads only.
-    pub read_only: bool,
+    /// Who may use it at the same time.
+    pub mode: AccessMode,
+    /// Whether this publish may write.
+    pub access: Access,
+}
+
+/// NodeExpandVolume, checked.
+#[derive(Debug, Clone)]
+pub struct ExpandRequest {
+    /// Volume handle.
+    pub volume: String,
+    /// Where it is: published or staged.
+    pub path: PathBuf,
+    /// Where it is staged, when the caller says so.
+    pub staging_path: Option<PathBuf>,
+    /// The least size in bytes; 0 when the caller leaves it to the device.
+    pub required_bytes: u64,
+    /// The largest size in bytes.
+    pub limit_bytes: Option<u64>,
 }
 
 /// What kind of trouble it is: the CSI edge turns it into a code.
@@ -81,7 +120,9 @@ pub enum ErrorKind {
     NotFound,
     /// What is published has other properties than those asked for.
     AlreadyExists,
-    /// The target does not answer or refuses us.
+    /// A size that cannot be.
+    OutOfRange,
+    /// The target does not answer or refuses us, or something must be called again.
     Unavailable,
     /// The deadline came first.
     DeadlineExceeded,
@@ -149,6 +190,8 @@ pub struct Node {
     host: HostIdentity,
     base: Base,
     devices: Arc<Devices>,
+    /// Volumes whose filesystem has been asked how full it is and has not answered yet.
+    asked: Locks,
     journal: Journal,
 }
 
@@ -161,24 +204,25 @@ impl Node {
             nqn,
         };
         let base = Base::open(&config.kubelet_dir)?;
-        let devices = Devices::follow(&config.roots.sys)?;
+        let devices = Devices::follow(&config.roots.sys, &config.roots.dev, &host.nqn)?;
         Ok(Arc::new(Self {
             config,
             host,
             base,
             devices,
+            asked: Locks::default(),
             journal,
         }))
     }
 
-    /// Attaches the volume and mounts its filesystem on the staging path.
+    /// Attaches the volume and, unless it is raw, mounts its filesystem on the staging path.
     pub fn stage(&self, request: &StageRequest, deadline: Instant) -> Result<(), Error> {
         self.operation("NodeStageVolume", &request.volume, deadline, |timeline| {
             let staging = self.base.resolve(&request.staging_path)?;
             let observed = timeline.step("observe", || self.observer().stage(request, &staging))?;
             let plan = plan::stage(request, &observed)?;
-            let mut runner = Runner::stage(self, request, &staging, deadline);
-            let outcome = ops::run(timeline, deadline, &plan, |step| runner.run(step));
+            let mut runner = Runner::stage(self, request, observed.attach, &staging, deadline);
+            let outcome = run_staging(timeline, deadline, &plan, &mut runner);
             outcome.map_err(|stopped| self.take_back(timeline, &runner, stopped.into()))
         })
     }
@@ -196,22 +240,25 @@ impl Node {
                 self.observer().unstage(volume, staging.as_ref())
             })?;
             let plan = plan::unstage(volume, &observed)?;
-            let mut runner = Runner::teardown(self, staging.as_ref(), deadline);
+            let zvol = observed.read_only_zvol;
+            let mut runner = Runner::teardown(self, staging.as_ref(), zvol, deadline);
             Ok(ops::run(timeline, deadline, &plan, |step| {
                 runner.run(step)
             })?)
         })
     }
 
-    /// Binds the staged volume onto the pod's path.
+    /// Binds the staged volume, or its device, onto the pod's path.
     pub fn publish(&self, request: &PublishRequest, deadline: Instant) -> Result<(), Error> {
         self.operation("NodePublishVolume", &request.volume, deadline, |timeline| {
             let staging = self.base.resolve(&request.staging_path)?;
             let target = self.base.resolve(&request.target_path)?;
-            let observed =
-                timeline.step("observe", || self.observer().publish(&staging, &target))?;
+            let observed = timeline.step("observe", || {
+                self.observer().publish(request, &staging, &target)
+            })?;
             let plan = plan::publish(request, &observed)?;
-            let mut runner = Runner::publish(self, &staging, &target, deadline);
+            let found = (observed.attach, observed.device);
+            let mut runner = Runner::publish(self, request, (&staging, &target), found, deadline);
             Ok(ops::run(timeline, deadline, &plan, |step| {
                 runner.run(step)
             })?)
@@ -229,13 +276,43 @@ impl Node {
             let Some(target) = self.base.resolve_if_present(target_path)? else {
                 return Ok(()); // C-97: the pod's directory is gone, and with it what was in it.
             };
-            let observed = timeline.step("observe", || self.observer().unpublish(&target))?;
+            let observed = timeline.step("observe", || self.observer().at(&target))?;
             let plan = plan::unpublish(volume, &observed)?;
-            let mut runner = Runner::teardown(self, Some(&target), deadline);
+            let mut runner = Runner::teardown(self, Some(&target), None, deadline);
             Ok(ops::run(timeline, deadline, &plan, |step| {
                 runner.run(step)
             })?)
         })
+    }
+
+    /// Waits for the device to have grown, and grows the filesystem on it; gives the device's size in bytes.
+    pub fn expand(&self, request: &ExpandRequest, deadline: Instant) -> Result<u64, Error> {
+        self.operation("NodeExpandVolume", &request.volume, deadline, |timeline| {
+            let place = self.present(&request.volume, &request.path)?;
+            let is_staging = request
+                .staging_path
+                .as_ref()
+                .is_none_or(|path| *path == request.path);
+            let observed = timeline.step("observe", || {
+                self.observer().expand(&request.volume, &place, is_staging)
+            })?;
+            let plan = plan::expand(request, &observed)?;
+            let Some(volume) = &observed.volume else {
+                return Ok(0); // without a volume there is no plan
+            };
+            let mut runner = Runner::expand(self, request, &place, volume, deadline);
+            ops::run(timeline, deadline, &plan, |step| runner.run(step))?;
+            Ok(runner.capacity())
+        })
+    }
+
+    /// The place of a path that a volume is on; not found where it cannot be.
+    fn present(&self, volume: &str, path: &Path) -> Result<Place, Error> {
+        let found = match path.starts_with(&self.config.kubelet_dir) {
+            true => self.base.resolve_if_present(path)?,
+            false => None,
+        };
+        found.ok_or_else(|| not_there(volume, path))
     }
 
     /// A stage that fails leaves no controller behind that it has made.
@@ -259,19 +336,21 @@ impl Node {
 
     fn observer(&self) -> Observer<'_> {
         Observer {
+            node_id: &self.config.node_id,
             sys: &self.config.roots.sys,
             dev: &self.config.roots.dev,
+            proc: &self.config.roots.proc,
             devices: &self.devices,
         }
     }
 
-    fn operation(
+    fn operation<T>(
         &self,
         name: &'static str,
         volume: &str,
         deadline: Instant,
-        work: impl FnOnce(&mut Timeline) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        work: impl FnOnce(&mut Timeline) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let mut timeline = Timeline::start(name, volume, Some(&self.journal));
         let outcome = if Instant::now() < deadline {
             work(&mut timeline)
@@ -281,7 +360,34 @@ impl Node {
                 "the deadline passed before the work began",
             ))
         };
-        timeline.finish(outcome.as_ref().copied().map_err(ToString::to_string));
+        timeline.finish(outcome.as_ref().map(drop).map_err(ToString::to_string));
         outcome
     }
+}
+
+/// Runs a stage's plan; a connect that is refused for want of online CPUs is tried again with fewer queues, as a step
+/// of its own (C-55).
+fn run_staging(
+    timeline: &mut Timeline,
+    deadline: Instant,
+    plan: &[plan::Step],
+    runner: &mut Runner<'_>,
+) -> Result<(), Stopped<Error>> {
+    let mut rest = plan;
+    loop {
+        match ops::run(timeline, deadline, rest, |step| runner.run(step)) {
+            Err(Stopped::Failed { step, .. }) if runner.has_fewer_queues() => {
+                let at = rest.iter().position(|s| s.name() == step).unwrap_or(0);
+                rest = &rest[at..];
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn not_there(volume: &str, path: &Path) -> Error {
+    Error::new(
+        ErrorKind::NotFound,
+        format!("volume {volume} is not at {}", path.display()),
+    )
 }

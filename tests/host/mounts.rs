@@ -138,7 +138,7 @@ fn a_filesystem_is_mounted_seen_and_taken_off() {
     )
     .unwrap();
     let state = area.state("staging").unwrap();
-    assert!(state.is_mount_root && state.is_dir);
+    assert!(state.is_mount_root && state.is_dir());
     assert_eq!(state.dev, block::dev_id(&disk.device).unwrap());
     assert_eq!(area.access("staging"), Access::ReadWrite);
     assert_eq!(errno_of_write(&at.join("file")), None);
@@ -402,7 +402,7 @@ fn bug_c_47_a_filesystem_that_answers_nothing_but_errors_is_still_mounted() {
     );
 
     let state = area.state("staging").unwrap();
-    assert!(state.is_mount_root && state.is_dir);
+    assert!(state.is_mount_root && state.is_dir());
     assert_eq!(state.dev, block::dev_id(&disk.device).unwrap());
     mount::make_dir(area.parent(), OsStr::new("staging")).unwrap();
     assert_eq!(area.unmount("staging"), Ok(Unmounted::Clean));
@@ -496,7 +496,7 @@ fn rule_12_a_link_in_place_of_a_directory_is_not_followed() {
     area.mount(&disk, "ext4", Access::ReadWrite, &[], "elsewhere")
         .unwrap();
     let state = area.state("link").unwrap();
-    assert!(!state.is_mount_root && !state.is_dir);
+    assert!(!state.is_mount_root && !state.is_dir());
     assert_eq!(area.unmount("link"), Ok(Unmounted::WasNot));
     assert!(area.state("elsewhere").unwrap().is_mount_root);
     area.dir("target");

@@ -7,6 +7,10 @@ use nix::libc::{Ioctl, c_int};
 
 /// `_IOR(0x12, 114, size_t)`.
 const BLKGETSIZE64: Ioctl = nix::request_code_read!(0x12, 114, size_of::<usize>());
+/// `_IO(0x12, 93)`.
+const BLKROSET: Ioctl = nix::request_code_none!(0x12, 93);
+/// `_IO(0x12, 97)`.
+const BLKFLSBUF: Ioctl = nix::request_code_none!(0x12, 97);
 /// `_IO(0x12, 94)`.
 const BLKROGET: Ioctl = nix::request_code_none!(0x12, 94);
 /// `_IOR(0x12, 125, char[ZFS_MAX_DATASET_NAME_LEN])`.
@@ -24,6 +28,19 @@ pub(super) fn get_read_only(device: impl AsFd) -> Result<bool, Errno> {
     // SAFETY: the kernel writes one int through the pointer (block/ioctl.c, put_int).
     let code = unsafe { nix::libc::ioctl(device.as_fd().as_raw_fd(), BLKROGET, &raw mut flag) };
     Errno::result(code).map(|_| flag != 0)
+}
+
+pub(super) fn set_read_only(device: impl AsFd, read_only: bool) -> Result<(), Errno> {
+    let flag = c_int::from(read_only);
+    // SAFETY: the kernel reads one int through the pointer (block/ioctl.c, blkdev_roset).
+    let code = unsafe { nix::libc::ioctl(device.as_fd().as_raw_fd(), BLKROSET, &raw const flag) };
+    Errno::result(code).map(drop)
+}
+
+pub(super) fn flush(device: impl AsFd) -> Result<(), Errno> {
+    // SAFETY: the argument is not looked at (block/ioctl.c, blkdev_flushbuf).
+    let code = unsafe { nix::libc::ioctl(device.as_fd().as_raw_fd(), BLKFLSBUF, 0) };
+    Errno::result(code).map(drop)
 }
 
 pub(super) fn get_zvol_name(device: impl AsFd) -> Result<Vec<u8>, Errno> {
@@ -52,6 +69,8 @@ mod tests {
     fn the_numbers_are_those_of_the_headers() {
         assert_eq!(BLKGETSIZE64, 0x8008_1272);
         assert_eq!(BLKROGET, 0x125e);
+        assert_eq!(BLKROSET, 0x125d);
+        assert_eq!(BLKFLSBUF, 0x1261);
         assert_eq!(BLKZNAME, 0x8100_127d);
     }
 }

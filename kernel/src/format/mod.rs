@@ -121,6 +121,20 @@ fn wipe(device: &Path, head: &[u8; 4096]) -> Result<u64, SysError> {
     Ok(size)
 }
 
+/// Which of the filesystems that zvolt knows an open descriptor is on (`fstatfs`); `EUCLEAN` for any other.
+pub fn mounted_kind(mount_root: BorrowedFd<'_>, path: &Path) -> Result<FsKind, SysError> {
+    let failed = |errno| SysError::new("fstatfs", path.display(), errno);
+    let stat =
+        rustix::fs::fstatfs(mount_root).map_err(|e| failed(Errno::from_raw(e.raw_os_error())))?;
+    // linux/magic.h, EXT4_SUPER_MAGIC; fs/xfs/libxfs/xfs_format.h, XFS_SB_MAGIC.
+    match stat.f_type {
+        0xEF53 => Ok(FsKind::Ext4),
+        0x5846_5342 => Ok(FsKind::Xfs),
+        other => Err(failed(Errno::EUCLEAN)
+            .with_detail(format!("neither ext4 nor XFS is there: type {other:#x}"))),
+    }
+}
+
 /// Grows the mounted filesystem behind `mount_root` (an open descriptor of its root directory, not
 /// `O_PATH`) to the whole of `device`, which it lies on and which has `device_bytes`
 /// (`EXT4_IOC_RESIZE_FS`, `XFS_IOC_FSGROWFSDATA`). Never shrinks; nothing is done when it is as large

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use nix::errno::Errno;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, openat, statx};
@@ -10,7 +11,7 @@ use rustix::mount::{
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
-use super::{Access, FsMount, entry, errno_of, failed_at, ffi, full_path};
+use super::{Access, FsMount, entry, errno_of, failed_at, ffi, full_path, info};
 use crate::error::SysError;
 
 /// What an option of the caller is.
@@ -152,19 +153,47 @@ pub fn bind_at(
             failed("open_tree", rustix::io::Errno::INVAL).with_detail("nothing is mounted here")
         );
     }
+    let tree = clone_of(source.as_fd(), access).map_err(|(call, errno)| failed(call, errno))?;
+    attach(&tree, parent, name)
+}
+
+/// Binds a device's node, held open (`O_PATH`) and known by its number, onto the file `name` in `parent`.
+///
+/// The kernel asks a device for its own read-only flag and never the mount; `access` only leaves a mark
+/// on the mount that [`super::access_at`] reads.
+pub fn bind_node_at(
+    node: BorrowedFd<'_>,
+    parent: BorrowedFd<'_>,
+    name: &OsStr,
+    access: Access,
+) -> Result<(), SysError> {
+    entry("move_mount", name)?;
+    let tree = clone_of(node, access)
+        .map_err(|(call, errno)| SysError::new(call, node_path(node).display(), errno_of(errno)))?;
+    attach(&tree, parent, name)
+}
+
+fn node_path(node: BorrowedFd<'_>) -> PathBuf {
+    let link = info::descriptor_path(node);
+    std::fs::read_link(&link).unwrap_or(link)
+}
+
+/// A detached mount of what is open, with its access set before anybody can see it.
+fn clone_of(
+    source: BorrowedFd<'_>,
+    access: Access,
+) -> Result<OwnedFd, (&'static str, rustix::io::Errno)> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH;
-    let tree = open_tree(&source, "", flags).map_err(|e| failed("open_tree", e))?;
+    let tree = open_tree(source, "", flags).map_err(|e| ("open_tree", e))?;
     if access == Access::ReadOnly {
         ffi::set_read_only(tree.as_fd()).map_err(|errno| {
-            failed(
-                "mount_setattr",
-                rustix::io::Errno::from_raw_os_error(errno as i32),
-            )
+            let errno = rustix::io::Errno::from_raw_os_error(errno as i32);
+            ("mount_setattr", errno)
         })?;
     }
-    attach(&tree, parent, name)
+    Ok(tree)
 }
 
 /// The one call that makes a mount visible. The last component is not followed when it is a link.

@@ -34,7 +34,7 @@ pub fn unmount_at(
         .try_clone()
         .map_err(|e| SysError::io("fcntl(F_DUPFD_CLOEXEC)", &info::descriptor_path(parent), &e))?;
     let path = info::descriptor_path(&own_parent).join(name);
-    let before = mount_id(parent, name);
+    let before = mount_id_at(parent, name);
     let (answer, answered) = channel();
     spawn("umount", move || {
         let outcome = unmount(&path, UnmountFlags::NOFOLLOW);
@@ -65,7 +65,7 @@ pub fn unmount_at(
 /// left to do. The mount below, if any, is another one and stays.
 fn detach(parent: &OwnedFd, name: &OsStr, mount: Option<u64>) -> Result<(), SysError> {
     let failed = |call, errno| failed_at(call, parent.as_fd(), name, errno);
-    if mount.is_none() || mount_id(parent, name) != mount {
+    if mount.is_none() || mount_id_at(parent, name) != mount {
         return Ok(());
     }
     // Held open, the filesystem cannot end in the call below, only in the thread that lets it go.
@@ -79,8 +79,9 @@ fn detach(parent: &OwnedFd, name: &OsStr, mount: Option<u64>) -> Result<(), SysE
     }
 }
 
-/// The ID of the mount on `name`; nothing is asked of its filesystem.
-fn mount_id(parent: &OwnedFd, name: &OsStr) -> Option<u64> {
+/// The ID of the mount on `name` in `parent`, `None` where nothing is mounted; nothing is asked of its
+/// filesystem.
+pub fn mount_id_at(parent: &OwnedFd, name: &OsStr) -> Option<u64> {
     let entry = open_entry(parent.as_fd(), name).ok()?;
     let id = info::mount_id(&entry)?;
     (info::mount_id(parent)? != id).then_some(id)

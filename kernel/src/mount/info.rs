@@ -1,12 +1,14 @@
 //! The mount table (`proc_pid_mountinfo(5)`), by mount ID.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use super::paths::mount_id_of;
+use super::paths::{mount_id_of, open_at};
 use crate::block::DevId;
 use crate::error::SysError;
 
@@ -15,6 +17,12 @@ use crate::error::SysError;
 struct Line<'a> {
     id: u64,
     device: DevId,
+    /// What of the filesystem is mounted, and where; both escaped.
+    root: &'a str,
+    place: &'a str,
+    /// Options of the mount, and of the filesystem.
+    options: &'a str,
+    super_options: &'a str,
     shared: bool,
     fs_type: &'a str,
 }
@@ -29,17 +37,23 @@ fn parse(line: &str) -> Option<Line<'_>> {
         major: major.parse().ok()?,
         minor: minor.parse().ok()?,
     };
-    let mut tags = fields.by_ref().skip(3).take_while(|field| *field != "-");
+    let (root, place, options) = (fields.next()?, fields.next()?, fields.next()?);
+    let mut tags = fields.by_ref().take_while(|field| *field != "-");
     let shared = tags.any(|tag| tag.starts_with("shared:"));
     // `any` stops at its find, before the dash.
     if shared {
         fields.by_ref().find(|field| *field == "-")?;
     }
+    let (fs_type, _source, super_options) = (fields.next()?, fields.next()?, fields.next()?);
     Some(Line {
         id,
         device,
+        root,
+        place,
+        options,
+        super_options,
         shared,
-        fs_type: fields.next()?,
+        fs_type,
     })
 }
 
@@ -47,6 +61,106 @@ fn table(proc: &Path) -> Result<(PathBuf, String), SysError> {
     let path = proc.join("self/mountinfo");
     let text = fs::read(&path).map_err(|e| SysError::io("read", &path, &e))?;
     Ok((path, String::from_utf8_lossy(&text).into_owned()))
+}
+
+/// What a mount shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown<'a> {
+    /// A filesystem, by its device.
+    Filesystem(DevId),
+    /// A device's node, bound out of the filesystem that has it.
+    Node {
+        /// The device number of that filesystem (`/dev`'s).
+        filesystem: DevId,
+        /// The node's name in its root directory.
+        name: &'a str,
+    },
+}
+
+/// One mount of something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountedAt {
+    /// The mount's ID.
+    pub id: u64,
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+/// The mounts of something in this process's mount namespace. Reads the whole table: not for the common
+/// way of a publish.
+pub fn mounts_of(proc: &Path, shown: Shown<'_>) -> Result<Vec<MountedAt>, SysError> {
+    let (_, text) = table(proc)?;
+    let shows = |line: &Line<'_>| match shown {
+        Shown::Filesystem(device) => line.device == device,
+        Shown::Node { filesystem, name } => {
+            line.device == filesystem && line.root.strip_prefix('/') == Some(name)
+        }
+    };
+    let lines = text.lines().filter_map(parse).filter(shows);
+    let mounts = lines.map(|line| MountedAt {
+        id: line.id,
+        path: unescaped(line.place),
+    });
+    Ok(mounts.collect())
+}
+
+/// The table writes a blank, a tab, a newline and a backslash as `\` and three octal digits.
+fn unescaped(place: &str) -> PathBuf {
+    let mut bytes = Vec::with_capacity(place.len());
+    let mut rest = place.as_bytes();
+    while let [first, tail @ ..] = rest {
+        match tail {
+            [
+                a @ b'0'..=b'3',
+                b @ b'0'..=b'7',
+                c @ b'0'..=b'7',
+                after @ ..,
+            ] if *first == b'\\' => {
+                bytes.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                rest = after;
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+/// The options of one mount, as the mount table has them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Those of the mount: what this driver asked for.
+    pub mount: String,
+    /// Those of the filesystem: what the kernel has made of it since.
+    pub filesystem: String,
+}
+
+impl Options {
+    /// Whether the mount was made read-only.
+    pub fn mount_is_read_only(&self) -> bool {
+        self.mount.split(',').any(|option| option == "ro")
+    }
+
+    /// Whether the filesystem refuses writes; `emergency_ro` is what ext4 says from Linux 6.14 on.
+    pub fn filesystem_is_read_only(&self) -> bool {
+        let mut options = self.filesystem.split(',');
+        options.any(|option| matches!(option, "ro" | "emergency_ro" | "shutdown"))
+    }
+}
+
+/// The options of the mount on `name` in `parent`; nothing is asked of its filesystem. Reads the whole
+/// table: not for the publish path.
+pub fn options_at(proc: &Path, parent: BorrowedFd<'_>, name: &OsStr) -> Result<Options, SysError> {
+    let opened = open_at(parent, name)?;
+    let id = mount_id(&opened).ok_or_else(|| {
+        SysError::new("read", "/proc/self/fdinfo", Errno::EBADMSG).with_detail("it has no mnt_id")
+    })?;
+    line_of(proc, id, |line| Options {
+        mount: line.options.to_owned(),
+        filesystem: line.super_options.to_owned(),
+    })
 }
 
 fn line_of<T>(proc: &Path, id: u64, take: impl Fn(&Line<'_>) -> T) -> Result<T, SysError> {
@@ -128,6 +242,10 @@ mod tests {
                     major: 98,
                     minor: 3,
                 },
+                root: "/a",
+                place: "/b\\040c",
+                options: "rw,noatime",
+                super_options: "rw",
                 shared,
                 fs_type: "ext4",
             };
@@ -138,6 +256,7 @@ mod tests {
             "36 35",
             "x 35 98:3 / / rw - ext4 x rw",
             "36 35 98:3 / / rw shared:1",
+            "36 35 98:3 / / rw - ext4 /dev/x",
         ] {
             assert_eq!(parse(junk), None, "{junk:?}");
         }
@@ -171,6 +290,47 @@ mod tests {
     fn the_type_is_the_tables() {
         let (_keep, proc) = fake(" shared:2", "devtmpfs");
         assert_eq!(fs_type(&proc, &proc).unwrap(), "devtmpfs");
+    }
+
+    #[test]
+    fn a_device_is_found_wherever_it_is_mounted() {
+        let proc = tempfile::tempdir().unwrap();
+        fs::create_dir(proc.path().join("self")).unwrap();
+        let text = "1 0 259:1 / /staging rw - ext4 /dev/nvme0n1 rw\n\
+                    2 0 259:1 /sub /a\\040b\\134c ro - ext4 /dev/nvme0n1 rw\n\
+                    3 0 0:6 / /dev rw - devtmpfs udev rw\n\
+                    4 0 0:6 /nvme0n1 /raw rw - devtmpfs udev rw\n\
+                    5 0 0:6 /nvme0n1//deleted /old rw - devtmpfs udev rw\n\
+                    6 0 0:6 /nvme0n10 /other rw - devtmpfs udev rw\n";
+        fs::write(proc.path().join("self/mountinfo"), text).unwrap();
+        let places = |shown| {
+            let mounts = mounts_of(proc.path(), shown).unwrap();
+            mounts.into_iter().map(|m| m.path).collect::<Vec<_>>()
+        };
+        let id = |major, minor| DevId { major, minor };
+        assert_eq!(
+            places(Shown::Filesystem(id(259, 1))),
+            [PathBuf::from("/staging"), PathBuf::from("/a b\\c")]
+        );
+        let node = Shown::Node {
+            filesystem: id(0, 6),
+            name: "nvme0n1",
+        };
+        assert_eq!(places(node), [PathBuf::from("/raw")]);
+        assert!(places(Shown::Filesystem(id(8, 1))).is_empty());
+    }
+
+    #[test]
+    fn what_the_kernel_made_read_only_is_told_from_what_was_mounted_so() {
+        let options = |mount: &str, filesystem: &str| Options {
+            mount: mount.into(),
+            filesystem: filesystem.into(),
+        };
+        let remounted = options("rw,relatime", "ro,errors=remount-ro");
+        assert!(!remounted.mount_is_read_only() && remounted.filesystem_is_read_only());
+        assert!(options("rw", "rw,emergency_ro").filesystem_is_read_only());
+        assert!(!options("rw", "rw,errors=remount-ro").filesystem_is_read_only());
+        assert!(options("nosuid,ro", "ro").mount_is_read_only());
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod detach;
 mod ffi;
 mod info;
 mod paths;
+mod usage;
 
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
@@ -22,19 +23,15 @@ use nix::errno::Errno;
 use crate::block::DevId;
 use crate::error::SysError;
 
-pub use attach::{bind_at, mount_at};
-pub use detach::unmount_at;
-pub use info::{fs_type, is_shared};
-pub use paths::{access_at, make_dir, open_base, open_dir_beneath, remove_dir, state_at};
-
-/// Whether writes are allowed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// Reads and writes.
-    ReadWrite,
-    /// Reads only.
-    ReadOnly,
-}
+pub use crate::block::Access;
+pub use attach::{bind_at, bind_node_at, mount_at};
+pub use detach::{mount_id_at, unmount_at};
+pub use info::{MountedAt, Options, Shown, fs_type, is_shared, mounts_of, options_at};
+pub use paths::{
+    access_at, filesystem_of, make_dir, make_file, open_at, open_base, open_dir_beneath, open_root,
+    remove_dir, remove_file, state_at,
+};
+pub use usage::{Amount, Usage, ext4_errors, usage_of};
 
 /// A filesystem to mount.
 #[derive(Debug, Clone)]
@@ -60,8 +57,37 @@ pub struct PathState {
     pub is_mount_root: bool,
     /// The device of the filesystem that the path is on.
     pub dev: DevId,
-    /// Is it a directory.
-    pub is_dir: bool,
+    /// What the entry is.
+    pub kind: Kind,
+    /// Whether the filesystem answered. One that has lost its device may give an error instead (XFS
+    /// does), and is mounted all the same (C-47).
+    pub answers: bool,
+}
+
+impl PathState {
+    /// Whether the entry is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind == Kind::Directory
+    }
+}
+
+/// What an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A directory.
+    Directory,
+    /// A plain file without a byte.
+    EmptyFile,
+    /// A block device's node.
+    Device {
+        /// The device's number.
+        id: DevId,
+        /// Whether the node has been removed since: the device is gone, and its number may be that of
+        /// another one by now.
+        is_deleted: bool,
+    },
+    /// Anything else.
+    Other,
 }
 
 /// How an unmount ended.

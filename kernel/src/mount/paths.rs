@@ -5,12 +5,12 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, StatxAttributes,
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, Statx, StatxAttributes,
     StatxFlags, fstatvfs, mkdirat, open, openat, openat2, statx, unlinkat,
 };
 use rustix::io::Errno;
 
-use super::{Access, PathState, entry, errno_of, failed_at, info};
+use super::{Access, Kind, PathState, entry, errno_of, failed_at, info};
 use crate::block::DevId;
 use crate::error::SysError;
 
@@ -47,7 +47,7 @@ pub fn make_dir(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysError> {
     match mkdirat(parent, name, Mode::from_raw_mode(0o750)) {
         Ok(()) => Ok(()),
         Err(Errno::EXIST) => match state_at(parent, name)? {
-            Some(state) if state.is_dir => Ok(()),
+            Some(state) if state.is_dir() => Ok(()),
             Some(_) => Err(failed_at("mkdirat", parent, name, Errno::NOTDIR)),
             None => Err(failed_at("mkdirat", parent, name, Errno::EXIST)),
         },
@@ -65,6 +65,37 @@ pub fn remove_dir(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysError> 
     }
 }
 
+/// Makes the empty file `name` in `parent` (mode 0600) unless it is there: something to bind a device's
+/// node onto. `EEXIST` when something else is there, or something is in it.
+pub fn make_file(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysError> {
+    entry("openat", name)?;
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    match openat(parent, name, flags, Mode::from_raw_mode(0o600)) {
+        Ok(_) => Ok(()),
+        Err(Errno::EXIST) => match state_at(parent, name)? {
+            Some(state) if state.kind == Kind::EmptyFile => Ok(()),
+            _ => Err(failed_at("openat", parent, name, Errno::EXIST)),
+        },
+        Err(errno) => Err(failed_at("openat", parent, name, errno)),
+    }
+}
+
+/// Removes the empty file `name` from `parent`; fine when it is gone already. `ENOTEMPTY` for a file with
+/// something in it and for all that is no plain file, `EBUSY` when something is mounted on it.
+pub fn remove_file(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysError> {
+    let failed = |errno| failed_at("unlinkat", parent, name, errno);
+    match state_at(parent, name)? {
+        None => return Ok(()),
+        Some(state) if state.is_mount_root => return Err(failed(Errno::BUSY)),
+        Some(state) if state.kind == Kind::EmptyFile => {}
+        Some(_) => return Err(failed(Errno::NOTEMPTY).with_detail("it is no empty file")),
+    }
+    match unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
 /// What `name` in `parent` is (`statx`, `AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC`);
 /// `None` when there is no such entry.
 ///
@@ -73,19 +104,37 @@ pub fn remove_dir(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysError> 
 pub fn state_at(parent: BorrowedFd<'_>, name: &OsStr) -> Result<Option<PathState>, SysError> {
     entry("statx", name)?;
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    match statx(parent, name, flags, StatxFlags::TYPE) {
+    let wanted = StatxFlags::TYPE | StatxFlags::SIZE | StatxFlags::NLINK;
+    match statx(parent, name, flags, wanted) {
         Ok(seen) => Ok(Some(PathState {
             is_mount_root: seen.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
             dev: DevId {
                 major: seen.stx_dev_major,
                 minor: seen.stx_dev_minor,
             },
-            is_dir: FileType::from_raw_mode(seen.stx_mode.into()) == FileType::Directory,
+            kind: kind_of(&seen),
+            answers: true,
         })),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => state_of_dead(parent, name)
             .ok_or_else(|| failed_at("statx", parent, name, errno))
             .map(Some),
+    }
+}
+
+fn kind_of(seen: &Statx) -> Kind {
+    match FileType::from_raw_mode(seen.stx_mode.into()) {
+        FileType::Directory => Kind::Directory,
+        FileType::RegularFile if seen.stx_size == 0 => Kind::EmptyFile,
+        FileType::BlockDevice => Kind::Device {
+            id: DevId {
+                major: seen.stx_rdev_major,
+                minor: seen.stx_rdev_minor,
+            },
+            // devtmpfs takes the node away with the device; a bind keeps it.
+            is_deleted: seen.stx_nlink == 0,
+        },
+        _ => Kind::Other,
     }
 }
 
@@ -99,8 +148,9 @@ fn state_of_dead(parent: BorrowedFd<'_>, name: &OsStr) -> Option<PathState> {
     Some(PathState {
         is_mount_root: true,
         dev: info::device(id)?,
-        // Files are bound from devtmpfs, which does not lose its device.
-        is_dir: true,
+        // Nodes are bound from devtmpfs, which always answers.
+        kind: Kind::Directory,
+        answers: false,
     })
 }
 
@@ -108,6 +158,32 @@ fn state_of_dead(parent: BorrowedFd<'_>, name: &OsStr) -> Option<PathState> {
 pub(super) fn open_entry(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(parent, name, flags, Mode::empty())
+}
+
+/// Opens an entry for calls that only need to name it (`O_PATH`), without following a link and without
+/// touching its filesystem.
+pub fn open_at(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, SysError> {
+    entry("openat", name)?;
+    open_entry(parent, name).map_err(|e| failed_at("openat", parent, name, e))
+}
+
+/// Opens the directory `name` in `parent`, the root of what is mounted there, for ioctls; never through a
+/// link. Asks its filesystem, but no device: the root is in memory for as long as it is mounted.
+pub fn open_root(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, SysError> {
+    entry("openat", name)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(parent, name, flags, Mode::empty()).map_err(|e| failed_at("openat", parent, name, e))
+}
+
+/// The device number of the filesystem that a path lies on.
+pub fn filesystem_of(path: &Path) -> Result<DevId, SysError> {
+    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let seen = statx(CWD, path, flags, StatxFlags::empty())
+        .map_err(|errno| SysError::new("statx", path.display(), errno_of(errno)))?;
+    Ok(DevId {
+        major: seen.stx_dev_major,
+        minor: seen.stx_dev_minor,
+    })
 }
 
 /// Whether the mount on `name` in `parent` allows writes (`fstatvfs`, `ST_RDONLY`).

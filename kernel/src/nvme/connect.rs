@@ -231,41 +231,20 @@ pub fn parse_reply(reply: &str) -> Result<Connected, Error> {
     }
 }
 
+/// Connects like [`connect_once`]. On `EXDEV` (an offline CPU: C-55) tries again with [`fewer_queues`].
+pub fn connect(dev: &Path, options: &ConnectOptions) -> Result<Connected, Error> {
+    with_fewer_queues(options, |options| connect_once(dev, options))
+}
+
 /// Connects: one write to `<dev>/nvme-fabrics`, one read. Blocks until the controller is live or the
 /// kernel gives up: about 3 s when nothing answers, at most its time-out of 60 s for admin commands. The kernel does one
-/// connect at a time. On `EXDEV` (an offline CPU: C-55) tries again with half the queues.
+/// connect at a time.
 ///
-/// The errno of a refusal: `EIO` when the target does not admit the host or does not know the
+/// The errno of a refusal: `EXDEV` when a queue has no online CPU (C-55), `EIO` when the target does not admit the host or does not know the
 /// subsystem (the kernel log says which), `EINVAL` when the host ID is in use with another host NQN
 /// (C-40) or no module for the transport is loaded, `ECONNREFUSED` when nothing listens.
-pub fn connect(dev: &Path, options: &ConnectOptions) -> Result<Connected, Error> {
-    let path = dev.join("nvme-fabrics");
-    with_fewer_queues(options, |options| connect_once(&path, options))
-}
-
-fn with_fewer_queues(
-    options: &ConnectOptions,
-    mut attempt: impl FnMut(&ConnectOptions) -> Result<Connected, Error>,
-) -> Result<Connected, Error> {
-    let mut options = options.clone();
-    loop {
-        let error = match attempt(&options) {
-            Err(Error::Sys(error)) if error.errno == Errno::EXDEV => error,
-            outcome => return outcome,
-        };
-        let queues = match options.nr_io_queues {
-            Some(queues) => queues,
-            None => std::thread::available_parallelism()
-                .map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)),
-        };
-        if queues <= 1 {
-            return Err(error.into());
-        }
-        options.nr_io_queues = Some(queues / 2);
-    }
-}
-
-fn connect_once(path: &Path, options: &ConnectOptions) -> Result<Connected, Error> {
+pub fn connect_once(dev: &Path, options: &ConnectOptions) -> Result<Connected, Error> {
+    let path = &dev.join("nvme-fabrics");
     let line = connect_line(options)?;
     let mut fabrics = OpenOptions::new()
         .read(true)
@@ -287,6 +266,33 @@ fn connect_once(path: &Path, options: &ConnectOptions) -> Result<Connected, Erro
         .read(&mut reply)
         .map_err(|e| SysError::io("read", path, &e))?;
     parse_reply(&String::from_utf8_lossy(&reply[..length]))
+}
+
+/// Half as many I/O queues as were asked for, or as the kernel would make by itself (one a CPU); `None`
+/// when there is but one.
+pub fn fewer_queues(nr_io_queues: Option<u32>) -> Option<u32> {
+    let queues = nr_io_queues.unwrap_or_else(|| {
+        std::thread::available_parallelism()
+            .map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
+    });
+    Some(queues / 2).filter(|half| *half > 0)
+}
+
+fn with_fewer_queues(
+    options: &ConnectOptions,
+    mut attempt: impl FnMut(&ConnectOptions) -> Result<Connected, Error>,
+) -> Result<Connected, Error> {
+    let mut options = options.clone();
+    loop {
+        let error = match attempt(&options) {
+            Err(Error::Sys(error)) if error.errno == Errno::EXDEV => error,
+            outcome => return outcome,
+        };
+        let Some(queues) = fewer_queues(options.nr_io_queues) else {
+            return Err(error.into());
+        };
+        options.nr_io_queues = Some(queues);
+    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use uuid::Uuid;
 
-pub use connect::{connect, connect_line, parse_reply};
+pub use connect::{connect, connect_line, connect_once, fewer_queues, parse_reply};
 pub use feature::{WriteProtect, set_write_protect, write_protect};
 pub use queue::bound_requests;
 pub use sysfs::{controller, controllers, delete, namespace, namespaces, rescan, subsystem_of};

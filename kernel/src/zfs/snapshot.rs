@@ -102,6 +102,42 @@ impl Zfs {
         self.believe(dataset, &name, found)
     }
 
+    /// The snapshots called `component` of the datasets directly below `parent`; none when the parent does not
+    /// exist.
+    pub fn snapshots_called(&self, parent: &str, component: &str) -> Result<Vec<Snapshot>, Error> {
+        let name = name::dataset(parent)?;
+        name::snapshot(&format!("{parent}@{component}"))?;
+        let (own, open_name, component) = (parent.to_owned(), name.clone(), component.to_owned());
+        let found = self.worker.ask(move |handle| {
+            let open = handle
+                .open(&open_name)
+                .map_err(|failure| error::failed("zfs_open", &own, failure))?;
+            let children = open
+                .children()
+                .map_err(|failure| error::failed("zfs_iter_filesystems", &own, failure))?;
+            let mut found = Vec::new();
+            for child in &children {
+                let path = format!("{}@{component}", child.name());
+                // A name that is too long for a snapshot has none.
+                let Ok(path_c) = name::snapshot(&path) else {
+                    continue;
+                };
+                match handle.open(&path_c) {
+                    Ok(snapshot) => found.push(read(&snapshot)?),
+                    Err(failure) => match error::failed("zfs_open", &path, failure) {
+                        Error::NotFound { .. } => {}
+                        error => return Err(error),
+                    },
+                }
+            }
+            Ok(found)
+        })?;
+        match self.believe(parent, &name, found) {
+            Err(Error::NotFound { name }) if name == parent => Ok(Vec::new()),
+            found => found,
+        }
+    }
+
     /// One snapshot. [`Error::NotFound`] when it is gone.
     pub fn snapshot_info(&self, snapshot: &str) -> Result<Snapshot, Error> {
         self.of_snapshot(snapshot, read)

@@ -1,7 +1,5 @@
 //! What of a volume can be changed after its creation: against what ZFS has, property by property.
 
-use zvolt_kernel::zfs::ZvolSpec;
-
 use super::super::observe::{Dataset, Failure, Reserved};
 use super::super::steps::Act;
 use super::Step;
@@ -57,20 +55,6 @@ pub(super) fn steps(volume: &Volume, dataset: &Dataset) -> Result<Vec<Step>, Fai
         }
     }
     Ok(steps)
-}
-
-/// The one `lzc_create` of a zvol with this tuning. What is reserved, the step asks ZFS for.
-pub(super) fn create(spec: ZvolSpec, tuning: &Tuning) -> Act {
-    let tuned = tuned(tuning)
-        .into_iter()
-        .filter(|(_, value)| !value.is_empty())
-        .map(|(property, value)| (property.to_owned(), value));
-    let mut spec = spec;
-    spec.properties.extend(tuned);
-    Act::Create {
-        spec: Box::new(spec),
-        provisioning: tuning.provisioning,
-    }
 }
 
 /// The block size that the spec asks for, in bytes.

@@ -12,25 +12,44 @@ use crate::model::volume::{Volume, VolumeMode};
 pub(super) fn step(volume: &Volume) -> Result<Act, Failure> {
     let spec = &volume.spec;
     let block = changes::block(volume)?;
+    let record = match spec.volume_mode {
+        VolumeMode::Filesystem => Format::PENDING,
+        VolumeMode::Block => Format::RAW,
+    };
     let zvol = ZvolSpec {
         dataset: names::zvol(&spec.pool, &volume.metadata.name),
         volsize: changes::volsize(spec.capacity, block)?,
         volblocksize: block,
-        properties: vec![
-            ("volmode".to_owned(), "dev".to_owned()),
-            ("snapdev".to_owned(), "hidden".to_owned()),
-        ],
-        user_properties: ours(volume),
+        properties: native(volume),
+        user_properties: ours(volume, record.to_owned()),
     };
-    Ok(changes::create(zvol, &spec.tuning))
+    Ok(Act::Create {
+        spec: Box::new(zvol),
+        provisioning: spec.tuning.provisioning,
+    })
 }
 
-/// What says whose a zvol is, and that it is new.
-fn ours(volume: &Volume) -> Vec<(String, String)> {
+/// The native properties besides sizes and what is reserved.
+pub(super) fn native(volume: &Volume) -> Vec<(String, String)> {
+    let fixed = [
+        ("volmode", "dev".to_owned()),
+        ("snapdev", "hidden".to_owned()),
+    ];
+    let tuned = changes::tuned(&volume.spec.tuning);
+    fixed
+        .into_iter()
+        .chain(tuned)
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(property, value)| (property.to_owned(), value))
+        .collect()
+}
+
+/// The user properties: all that says whose the zvol is, and its format record.
+pub(super) fn ours(volume: &Volume, record: String) -> Vec<(String, String)> {
     let spec = &volume.spec;
-    let (fs_type, format) = match spec.volume_mode {
-        VolumeMode::Filesystem => (spec.fs_type.as_str(), Format::PENDING),
-        VolumeMode::Block => ("none", Format::RAW),
+    let fs_type = match spec.volume_mode {
+        VolumeMode::Filesystem => spec.fs_type.as_str(),
+        VolumeMode::Block => "none",
     };
     let mut ours = vec![
         (property("handle"), volume.metadata.name.clone()),
@@ -38,7 +57,7 @@ fn ours(volume: &Volume) -> Vec<(String, String)> {
         (property("name"), spec.vol_name.clone()),
         (property("fstype"), fs_type.to_owned()),
         (property("version"), env!("CARGO_PKG_VERSION").to_owned()),
-        (property("format"), format.to_owned()),
+        (property("format"), record),
     ];
     if let Some(claim) = &spec.claim {
         ours.push((

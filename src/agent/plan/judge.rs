@@ -12,10 +12,11 @@ use crate::model::volume::{Provenance, Volume, VolumeMode, VolumeType, reason};
 /// The volume's dataset in its own pool; `None` when it is to be created.
 #[derive(Debug)]
 pub(super) struct Found<'a> {
+    pub(super) pool: &'a Pool,
     pub(super) dataset: Option<(&'a Pool, &'a Dataset)>,
 }
 
-/// Refuses what this version would get wrong: a blank volume in place of a clone, say.
+/// Refuses what this version would get wrong: a zvol in place of a filesystem, say.
 pub(super) fn supported(volume: &Volume) -> Result<(), Failure> {
     let spec = &volume.spec;
     for (asked, what) in [
@@ -27,8 +28,10 @@ pub(super) fn supported(volume: &Volume) -> Result<(), Failure> {
             spec.provenance == Provenance::Imported,
             "provenance Imported",
         ),
-        (spec.source_snapshot_id.is_some(), "sourceSnapshotID"),
-        (spec.source_volume_id.is_some(), "sourceVolumeID"),
+        (
+            spec.source_snapshot_id.is_some() && spec.source_volume_id.is_some(),
+            "sourceSnapshotID together with sourceVolumeID",
+        ),
         (spec.encryption_key_ref.is_some(), "encryptionKeyRef"),
     ] {
         if asked {
@@ -73,7 +76,10 @@ pub(super) fn storage<'a>(
                 ),
             ));
         }
-        return Ok(Found { dataset: None });
+        return Ok(Found {
+            pool,
+            dataset: None,
+        });
     };
     if !is_ours(volume, pool, dataset) {
         return Err(Failure::lasting(
@@ -86,14 +92,25 @@ pub(super) fn storage<'a>(
         ));
     }
     Ok(Found {
+        pool,
         dataset: Some((pool, dataset)),
     })
 }
 
 /// The pool, when it is imported, is the one that it was, and works.
 fn pool<'a>(volume: &Volume, storage: &'a Storage, site: &Site) -> Result<&'a Pool, Failure> {
-    let name = &volume.spec.pool;
-    let Some(pool) = &storage.pool else {
+    let (name, guid) = (&volume.spec.pool, volume.status.pool_guid.as_deref());
+    usable(name, guid, storage.pool.as_ref(), site)
+}
+
+/// The pool called `name`, when it is imported, is the one with this GUID, and works.
+pub(in super::super) fn usable<'a>(
+    name: &str,
+    guid: Option<&str>,
+    pool: Option<&'a Pool>,
+    site: &Site,
+) -> Result<&'a Pool, Failure> {
+    let Some(pool) = pool else {
         return Err(Failure::lasting(
             reason::POOL_NOT_FOUND,
             format!(
@@ -102,13 +119,13 @@ fn pool<'a>(volume: &Volume, storage: &'a Storage, site: &Site) -> Result<&'a Po
             ),
         ));
     };
-    if let Some(guid) = &volume.status.pool_guid
-        && *guid != pool.guid.to_string()
+    if let Some(guid) = guid
+        && guid != pool.guid.to_string()
     {
         return Err(Failure::lasting(
             reason::POOL_REPLACED,
             format!(
-                "pool {name} on {} has GUID {}, the volume was made on {guid}: another pool has its name; import the \
+                "pool {name} on {} has GUID {}, and it was made on {guid}: another pool has its name; import the \
                  old one under it",
                 site.node, pool.guid
             ),
@@ -131,7 +148,7 @@ fn pool<'a>(volume: &Volume, storage: &'a Storage, site: &Site) -> Result<&'a Po
 
 /// A volume that was Ready is known by the identity that its consumers saw; one that never was, by
 /// the handle and the Volume's uid that its creation wrote: a name that is used again is another volume.
-fn is_ours(volume: &Volume, pool: &Pool, dataset: &Dataset) -> bool {
+pub(super) fn is_ours(volume: &Volume, pool: &Pool, dataset: &Dataset) -> bool {
     if dataset.volsize.is_none() {
         return false;
     }

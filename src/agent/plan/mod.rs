@@ -6,9 +6,11 @@
 mod access;
 mod changes;
 mod create;
+pub(super) mod delete;
 mod export;
-mod judge;
+pub(super) mod judge;
 mod protect;
+pub mod source;
 #[cfg(test)]
 mod sweep;
 #[cfg(test)]
@@ -20,9 +22,7 @@ use super::observe::{Failure, Format, Seen};
 use super::status::{self, Changes, Exported};
 use super::steps::{Act, Step};
 use crate::model::names::{self, Identity};
-use crate::model::volume::{
-    DeletionPolicy, FINALIZER, FsType, State, Volume, VolumeStatus, reason,
-};
+use crate::model::volume::{FsType, Volume, VolumeStatus, reason};
 use access::Access;
 pub use export::NSID;
 use judge::{Content, Found};
@@ -68,6 +68,10 @@ pub enum Plan {
     Nothing,
     /// The export does not answer the question: look at pool and dataset, and plan again.
     LookAtStorage,
+    /// It is made from something: look at that, and plan again.
+    LookAtSource,
+    /// Something may hang on the dataset: look at its snapshots, and plan again.
+    LookAtSnapshots,
     /// Run these.
     Run(&'static str, Vec<Step>),
     /// What was changed in the spec cannot be: the volume goes on as it is.
@@ -88,6 +92,14 @@ pub mod operation {
     pub const CONVERGE: &str = "agent.converge";
     /// A volume that is Ready gets other properties or another size.
     pub const MODIFY: &str = "agent.modify";
+    /// A snapshot, or a group of them, is taken.
+    pub const SNAPSHOT: &str = "agent.snapshot";
+    /// A snapshot, or a group of them, goes.
+    pub const DELETE_SNAPSHOT: &str = "agent.delete-snapshot";
+    /// A snapshot is found where it is now.
+    pub const FOLLOW_SNAPSHOT: &str = "agent.follow-snapshot";
+    /// What was kept for snapshots goes after them.
+    pub const COLLECT: &str = "agent.collect";
 }
 
 /// The operation that a volume's next step most likely belongs to, for failures before any step.
@@ -104,7 +116,7 @@ pub fn likely_operation(volume: &Volume) -> &'static str {
 /// What to do for a volume now.
 pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> {
     if volume.is_deleting() {
-        return delete(volume, seen, site);
+        return delete::plan(volume, seen, site);
     }
     let export = seen.export.as_ref();
     let access = Access::of(volume, export, site);
@@ -125,10 +137,12 @@ pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> 
     };
     let found = judge::storage(volume, storage, site)?;
     let Some((pool, dataset)) = found.dataset else {
-        return Ok(Plan::Run(
-            operation::CREATE,
-            vec![create::step(volume)?.into()],
-        ));
+        let step = match (source::has_any(volume), &seen.source) {
+            (false, _) => create::step(volume)?,
+            (true, None) => return Ok(Plan::LookAtSource),
+            (true, Some(source)) => source::step(volume, found.pool, source, site)?,
+        };
+        return Ok(Plan::Run(operation::CREATE, vec![step.into()]));
     };
     let changes = changes::steps(volume, dataset);
     if !volume.status.was_ready {
@@ -144,6 +158,12 @@ pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> 
         Content::Made(uuid) => (Vec::new(), Some(uuid)),
         Content::ToBeMade => (format(volume, &identity), Some(identity.filesystem_uuid)),
     };
+    if source::has_snapshot_of_its_own(volume) {
+        let Some(source) = &seen.source else {
+            return Ok(Plan::LookAtSource);
+        };
+        steps.extend(source::let_go(source).map(Step::from));
+    }
     let build = build(
         volume,
         seen,
@@ -256,6 +276,7 @@ pub fn prepare(volume: &Volume, seen: &Seen, site: &Site) -> Result<Option<Prepa
         };
         let Found {
             dataset: Some((pool, dataset)),
+            ..
         } = judge::storage(volume, storage, site)?
         else {
             return Ok(Some(Prepared::default()));
@@ -336,45 +357,6 @@ fn format(volume: &Volume, identity: &Identity) -> Vec<Step> {
     ]
 }
 
-/// Deletion: fence, teardown, destroy, let go.
-fn delete(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> {
-    if !volume.metadata.finalizers.iter().any(|f| f == FINALIZER) {
-        return Ok(Plan::Nothing);
-    }
-    let mut steps = Vec::new();
-    if let Some(export) = &seen.export {
-        // Its first act is to unlink the ports: whoever was admitted is cut by that.
-        steps.push(Step::Act(Act::Teardown {
-            nqn: export.nqn.clone(),
-            hosts: Access::of(volume, Some(export), site).admitted(),
-        }));
-    }
-    if !volume.status.published_initiators.is_empty() {
-        steps.push(Step::Status(Box::new(VolumeStatus {
-            state: State::Deleting,
-            published_initiators: Vec::new(),
-            ..volume.status.clone()
-        })));
-    }
-    if !steps.is_empty() {
-        return Ok(Plan::Run(operation::DELETE, steps));
-    }
-    if volume.spec.deletion_policy == DeletionPolicy::Retain || judge::supported(volume).is_err() {
-        return Ok(Plan::Run(operation::DELETE, vec![Step::Finalize]));
-    }
-    let Some(storage) = &seen.storage else {
-        return Ok(Plan::LookAtStorage);
-    };
-    let mut steps = Vec::new();
-    if judge::is_to_destroy(volume, storage, site)? {
-        steps.push(Step::Act(Act::Destroy {
-            dataset: names::zvol(&volume.spec.pool, &volume.metadata.name),
-        }));
-    }
-    steps.push(Step::Finalize);
-    Ok(Plan::Run(operation::DELETE, steps))
-}
-
 /// The status with other published hosts.
 fn published(volume: &Volume, initiators: Vec<String>) -> Step {
     Step::Status(Box::new(VolumeStatus {
@@ -383,7 +365,7 @@ fn published(volume: &Volume, initiators: Vec<String>) -> Step {
     }))
 }
 
-impl From<Act> for Step {
+impl<S> From<Act> for Step<S> {
     fn from(act: Act) -> Self {
         Self::Act(act)
     }

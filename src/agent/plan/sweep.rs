@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::super::observe::{Class, Host, Seen};
 use super::super::sim::{Content, DEAD, LOOP_PORT, NODE, SimHost, World};
+use super::super::snapshots::observe::Family;
 use super::*;
 use crate::model::volume::{Provisioning, VolumeMode};
 use crate::store::conformance::{initiator, volume};
@@ -50,6 +51,8 @@ impl Scene {
                 ports: self.host.ports(),
                 export: self.host.export(&nqn)?,
                 storage: None,
+                source: None,
+                family: None,
                 now: "2026-11-01T12:00:00Z".into(),
             };
             let mut plan = plan(&volume, &seen, &site())?;
@@ -61,9 +64,15 @@ impl Scene {
                 )?);
                 plan = super::plan(&volume, &seen, &site())?;
             }
+            if plan == Plan::LookAtSnapshots {
+                seen.family = Some(Family::look(&self.host, "tank/csi/block/v")?);
+                plan = super::plan(&volume, &seen, &site())?;
+            }
             match plan {
                 Plan::Nothing => return Ok(()),
-                Plan::LookAtStorage => panic!("it has looked"),
+                Plan::LookAtStorage | Plan::LookAtSource | Plan::LookAtSnapshots => {
+                    panic!("it has looked")
+                }
                 Plan::Refuse(failure) => return Err(failure),
                 Plan::Run(_, steps) => steps.iter().try_for_each(|step| self.step(step))?,
             }

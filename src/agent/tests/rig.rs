@@ -1,6 +1,10 @@
 //! A store, a simulated host, and an agent that can be stopped and started again.
 
+use zvolt_kernel::zfs;
+
 use super::*;
+use crate::agent::snapshots::observe::Snapshots;
+use crate::model::storage_node::PoolStatus;
 use crate::model::volume::MappedInitiator;
 
 /// A shared host, so that an agent can die and another one find what it left.
@@ -32,6 +36,36 @@ impl Host for Arc<SimHost> {
 
     fn act(&self, act: &steps::Act, deadline: std::time::Instant) -> Result<(), Failure> {
         (**self).act(act, deadline)
+    }
+}
+
+impl Snapshots for Arc<SimHost> {
+    fn pool(&self, name: &str) -> Result<Option<zfs::Pool>, Failure> {
+        (**self).pool(name)
+    }
+
+    fn dataset(&self, dataset: &str) -> Result<Option<observe::Dataset>, Failure> {
+        (**self).dataset(dataset)
+    }
+
+    fn snapshots(&self, dataset: &str) -> Result<Vec<zfs::Snapshot>, Failure> {
+        (**self).snapshots(dataset)
+    }
+
+    fn snapshot(&self, path: &str) -> Result<Option<zfs::Snapshot>, Failure> {
+        (**self).snapshot(path)
+    }
+
+    fn called(&self, pool: &str, component: &str) -> Result<Vec<zfs::Snapshot>, Failure> {
+        (**self).called(pool, component)
+    }
+
+    fn buried(&self, pool: &str) -> Result<Vec<String>, Failure> {
+        (**self).buried(pool)
+    }
+
+    fn pools(&self) -> Result<Vec<PoolStatus>, Failure> {
+        (**self).pools()
     }
 }
 

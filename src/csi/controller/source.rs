@@ -122,7 +122,8 @@ impl Origin {
                 ));
             }
         }
-        let Some(block) = block_bytes(&self.vol_block_size) else {
+        let recorded = Some(self.vol_block_size.as_str()).filter(|text| !text.is_empty());
+        let Some(block) = recorded.and_then(block_bytes) else {
             return Err(Refusal::new(
                 Kind::FailedPrecondition,
                 format!(

@@ -11,7 +11,9 @@ use zvolt_kernel::zfs::{Pool, Properties};
 
 use super::super::observe::{Class, Dataset, Reserved, Storage};
 use super::*;
-use crate::model::volume::{Claim, Provisioning, Tuning, VolumeMode, VolumeType, WriteProtect};
+use crate::model::volume::{
+    Claim, DeletionPolicy, Provisioning, State, Tuning, VolumeMode, VolumeType, WriteProtect,
+};
 use crate::ops::Step as _;
 use crate::store::conformance::{initiator, volume};
 
@@ -87,6 +89,8 @@ fn seen(export: Option<ObservedSubsystem>, storage: Option<Storage>) -> Seen {
         ports: vec![1, 2],
         export,
         storage,
+        source: None,
+        family: Some(Default::default()),
         now: NOW.into(),
     }
 }
@@ -120,7 +124,7 @@ fn deleting(mut volume: Volume) -> Volume {
 fn steps(plan: &Plan) -> Vec<&'static str> {
     match plan {
         Plan::Run(_, steps) => steps.iter().map(|s| s.name()).collect(),
-        Plan::Nothing | Plan::LookAtStorage | Plan::Refuse(_) => Vec::new(),
+        _ => Vec::new(),
     }
 }
 
@@ -494,10 +498,12 @@ fn rule_07_the_size_is_a_multiple_of_the_block_and_read_back() {
 
 #[test]
 fn what_this_version_would_get_wrong_is_refused() {
-    let asks: [fn(&mut Volume); 7] = [
+    let asks: [fn(&mut Volume); 6] = [
         |v| v.spec.volume_type = VolumeType::Filesystem,
-        |v| v.spec.source_volume_id = Some("w".into()),
-        |v| v.spec.source_snapshot_id = Some("s".into()),
+        |v| {
+            v.spec.source_volume_id = Some("w".into());
+            v.spec.source_snapshot_id = Some("w@s".into());
+        },
         |v| v.spec.encryption_key_ref = Some("kv/x".into()),
         |v| v.spec.pool = "tank/other".into(),
         |v| v.spec.pool = "-tank".into(),

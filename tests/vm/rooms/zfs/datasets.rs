@@ -1,6 +1,7 @@
 //! Zvols and their containers.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
 use uuid::Uuid;
@@ -149,6 +150,25 @@ fn a_volume_that_is_open_is_busy() {
     );
     drop(open);
     retry(|| zfs.destroy(&spec.dataset).ok());
+}
+
+#[test]
+fn rule_05_read_only_holds_at_once_for_who_has_the_volume_open() {
+    let (zfs, pool) = (zfs(), TestPool::new());
+    let spec = pool.spec("v");
+    zfs.create_zvol(&spec).unwrap();
+    let path = device(&spec.dataset);
+    let open = File::options().write(true).open(&path).unwrap();
+    open.write_all_at(&[1; 4096], 0).unwrap();
+    open.sync_all().unwrap();
+    zfs.set_property(&spec.dataset, "readonly", "on").unwrap();
+    assert!(block::is_read_only(&open, &path).unwrap());
+    let error = open.write_all_at(&[2; 4096], 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(nix::libc::EPERM), "{error}");
+    let error = File::options().write(true).open(&path).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(nix::libc::EROFS), "{error}");
+    zfs.set_property(&spec.dataset, "readonly", "off").unwrap();
+    open.write_all_at(&[2; 4096], 0).unwrap();
 }
 
 #[test]

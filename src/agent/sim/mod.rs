@@ -1,5 +1,8 @@
 //! A simulated storage host. It checks after every act what must never be broken.
 
+pub(super) mod store;
+pub(super) mod zfs;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -10,7 +13,8 @@ use uuid::Uuid;
 use zvolt_kernel::nvmet::{ObservedNamespace, ObservedSubsystem};
 use zvolt_kernel::zfs::{Pool, Properties};
 
-use super::observe::{Dataset, Failure, Host, News, Storage, property};
+use self::zfs::Snap;
+use super::observe::{Failure, Host, News, Storage, property};
 use super::plan::NSID;
 use super::steps::{Act, Backing};
 use crate::model::names;
@@ -30,7 +34,13 @@ pub(super) enum Content {
 pub(super) struct Zvol {
     pub(super) properties: Properties,
     pub(super) content: Content,
+    /// What its users have written: another number after every write.
+    pub(super) written: u64,
     pub(super) busy: bool,
+    /// Oldest first.
+    pub(super) snapshots: Vec<Snap>,
+    /// The snapshot that it is a clone of, by GUID.
+    pub(super) origin: Option<u64>,
 }
 
 /// What a full zvol of this size takes.
@@ -39,15 +49,6 @@ fn full(volsize: u64) -> u64 {
 }
 
 impl Zvol {
-    fn dataset(&self, name: &str) -> Result<Dataset, Failure> {
-        Dataset::from_properties(
-            name,
-            &self.properties,
-            self.properties.clone(),
-            |size, _| Ok(full(size)),
-        )
-    }
-
     fn volsize(&self) -> u64 {
         self.properties["volsize"].parse().unwrap()
     }
@@ -110,6 +111,8 @@ pub(super) struct SimHost {
     pub(super) away: Mutex<BTreeSet<u16>>,
     /// Who hears the host's news.
     pub(super) listener: Mutex<Option<UnboundedSender<News>>>,
+    /// Searches for a snapshot everywhere.
+    pub(super) searches: Mutex<usize>,
     /// Fails this step so many times.
     pub(super) fails: Mutex<Option<(&'static str, usize, Failure)>>,
 }
@@ -153,7 +156,7 @@ impl SimHost {
     }
 
     /// One elementary act: the agent may die before it.
-    fn tick(&self, what: String) -> Result<(), Failure> {
+    pub(super) fn tick(&self, what: String) -> Result<(), Failure> {
         if let Some(left) = self.dies_in.lock().unwrap().as_mut() {
             if *left == 0 {
                 return Err(Failure::kernel(DEAD));
@@ -269,7 +272,10 @@ impl World {
             Zvol {
                 properties,
                 content,
+                written: 0,
                 busy: false,
+                snapshots: Vec::new(),
+                origin: None,
             },
         );
     }
@@ -316,7 +322,7 @@ impl Host for SimHost {
                 health: health.clone(),
                 ..Pool::default()
             }),
-            dataset: found.map(|z| z.dataset(dataset)).transpose()?,
+            dataset: found.map(|z| world.look_at(dataset, z)).transpose()?,
             backing: export
                 .filter(|e| !e.namespaces.is_empty())
                 .map(|_| dataset.to_owned()),
@@ -499,21 +505,55 @@ impl Host for SimHost {
             Act::Destroy { dataset } => {
                 tick()?;
                 let mut world = self.world.lock().unwrap();
-                assert!(
-                    world.subsystems.values().all(|s| s.namespaces.is_empty()
-                        || s.namespaces[0].device
-                            != PathBuf::from("/dev").join(dataset.replace('/', "_"))),
-                    "destroyed while exported"
-                );
-                if world.zvols.get(dataset).is_some_and(|z| z.busy) {
-                    return Err(Failure::passing(
-                        reason::BUSY,
-                        format!("{dataset} is busy: it has clones"),
-                    ));
-                }
-                world.zvols.remove(dataset);
+                world.is_not_exported(dataset);
+                world.destroy(dataset)?;
+            }
+            Act::Snapshot { names, properties } => {
+                tick()?;
+                let mut world = self.world.lock().unwrap();
+                world.take_snapshots(names, properties)?;
+            }
+            Act::Clone { spec, .. } => {
+                tick()?;
+                self.world.lock().unwrap().make_clone(spec)?;
+            }
+            Act::Promote { clone, .. } => {
+                tick()?;
+                self.world.lock().unwrap().promote(clone)?;
+            }
+            Act::DestroySnapshot { snapshot, when } => {
+                tick()?;
+                let mut world = self.world.lock().unwrap();
+                world.destroy_snapshot(snapshot, *when)?;
+            }
+            Act::Unreserve { dataset } => {
+                tick()?;
+                let mut world = self.world.lock().unwrap();
+                let zvol = world.zvols.get_mut(dataset).unwrap();
+                zvol.properties.remove("refreservation");
+            }
+            Act::Rollback { snapshot } => {
+                tick()?;
+                self.world.lock().unwrap().rollback(snapshot)?;
+            }
+            Act::Bury { from, to } => {
+                tick()?;
+                let mut world = self.world.lock().unwrap();
+                world.is_not_exported(from);
+                world.rename(from, to)?;
             }
         }
         Ok(())
+    }
+}
+
+impl World {
+    fn is_not_exported(&self, dataset: &str) {
+        let device = PathBuf::from("/dev").join(dataset.replace('/', "_"));
+        let mut exported = self.subsystems.values().flat_map(|s| &s.namespaces);
+        assert!(
+            exported.all(|n| n.device != device),
+            "{dataset} is still exported"
+        );
     }
 }

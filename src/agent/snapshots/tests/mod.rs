@@ -1,0 +1,5 @@
+//! Snapshots, clones and deletions against a simulated ZFS: every order of a few objects.
+
+mod orders;
+mod plans;
+mod scene;
