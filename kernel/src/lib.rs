@@ -10,6 +10,7 @@ pub mod error;
 pub mod format;
 pub mod module;
 pub mod mount;
+pub mod net;
 pub mod nvme;
 pub mod nvmet;
 pub mod preflight;

@@ -2,24 +2,25 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use zvolt_kernel::nvmet::{NamespaceSpec, ObservedSubsystem, PortSpec, Target};
+use tokio::sync::mpsc::UnboundedSender;
+use zvolt_kernel::nvmet::{NamespaceSpec, ObservedSubsystem, Target};
 use zvolt_kernel::zfs::{self, Properties, Zfs, ZvolSpec};
 use zvolt_kernel::{SysError, block};
 
 use super::loopback::Loopback;
-use super::observe::{Dataset, Failure, Host, Reserved, Storage};
+use super::observe::{Dataset, Failure, Host, News, Reserved, Storage, Teller};
 use super::plan::NSID;
+use super::ports::Ports;
 use super::snapshots::observe::Snapshots;
 use super::steps::{Act, Backing};
 use super::zvols::{self, Zvols};
-use super::{AgentConfig, Roots, format};
+use super::{AgentConfig, Roots, format, local};
 use crate::model::names;
-use crate::model::volume::{Provisioning, VolumeMode, reason};
+use crate::model::volume::{Provisioning, reason};
 
 /// How long a new zvol's device may take (C-5: a busy pool takes its time, and the next try waits again).
 const APPEAR: Duration = Duration::from_secs(20);
@@ -30,7 +31,8 @@ pub struct KernelHost {
     pub(super) zfs: Zfs,
     target: Target,
     pub(super) zvols: Arc<Zvols>,
-    ports: Vec<PortSpec>,
+    ports: Arc<Ports>,
+    teller: Arc<Teller>,
     loopback: Loopback,
     /// Held while entries below `hosts/` come and go: one volume's last host may be another's new one.
     hosts: Mutex<()>,
@@ -44,27 +46,19 @@ impl KernelHost {
     /// Loads ZFS and listens for uevents.
     pub fn new(config: &AgentConfig) -> Result<Self, Failure> {
         let Roots { sys, dev, nvmet } = &config.roots;
+        let teller = Arc::new(Teller::default());
+        let ports = Ports::start(&config.portals, config.port_id_base, teller.clone());
         Ok(Self {
-            zvols: Zvols::start(sys, dev).map_err(Failure::kernel)?,
+            zvols: Zvols::start(sys, dev, teller.clone()).map_err(Failure::kernel)?,
             zfs: Zfs::load().map_err(Failure::kernel)?,
             target: Target::at(nvmet),
-            ports: Self::ports(&config.portals, config.port_id_base),
+            ports: ports.map_err(Failure::kernel)?,
+            teller,
             loopback: Loopback::new(sys, dev, &config.node_name, config.loop_port()),
             hosts: Mutex::new(()),
             containers: Mutex::default(),
             costs: Mutex::default(),
         })
-    }
-
-    /// The ports for these portals, numbered from `base`.
-    fn ports(portals: &[SocketAddr], base: u16) -> Vec<PortSpec> {
-        (base..)
-            .zip(portals)
-            .map(|(id, address)| PortSpec {
-                id,
-                address: Some(*address),
-            })
-            .collect()
     }
 
     fn create(&self, spec: &ZvolSpec, provisioning: Provisioning) -> Result<(), Failure> {
@@ -238,7 +232,7 @@ impl KernelHost {
             self.namespace(backing)?;
         }
         for port in ports {
-            self.target.link_port(nqn, *port).map_err(Failure::kernel)?;
+            self.ports.link(&self.target, nqn, *port)?;
         }
         Ok(())
     }
@@ -256,38 +250,6 @@ impl KernelHost {
             tracing::warn!(nqn, %error, "the loop port stays open: the next try closes it");
         }
         outcome
-    }
-
-    /// Whether nobody on this host uses a zvol any more.
-    fn released(&self, dataset: &str, mode: VolumeMode) -> Result<(), Failure> {
-        // Without a device there is nothing to use.
-        let Some(device) = self.zvols.device(dataset) else {
-            return Ok(());
-        };
-        let busy = |why: String| {
-            Failure::passing(
-                reason::BUSY,
-                format!("{dataset} is still used on this host, its owner: {why}"),
-            )
-        };
-        let shown = device.display();
-        if block::is_held(&device).map_err(Failure::kernel)? {
-            return Err(busy(format!(
-                "{shown} is mounted or held: unpublish and unstage it, or unmount it (findmnt {shown}; ls                  /sys/block/*/holders)"
-            )));
-        }
-        if mode == VolumeMode::Filesystem {
-            return Ok(());
-        }
-        let id = block::dev_id(&device).map_err(Failure::kernel)?;
-        let openers = block::openers(Path::new(PROC), id).map_err(Failure::kernel)?;
-        match openers.first() {
-            None => Ok(()),
-            Some(first) => Err(busy(format!(
-                "process {first} has {shown} open, one of {}: stop the pod, and unpublish it (fuser -v {shown})",
-                openers.len()
-            ))),
-        }
     }
 
     /// A zvol says EIO for a full pool and for a quota that is reached: ZFS is asked which it is.
@@ -340,11 +302,16 @@ impl KernelHost {
 }
 
 impl Host for KernelHost {
+    fn listen(&self, listener: UnboundedSender<News>) {
+        self.teller.listen(listener);
+    }
+
+    fn ports(&self) -> Vec<u16> {
+        self.ports.usable()
+    }
+
     fn converge_ports(&self) -> Result<(), Failure> {
-        for port in &self.ports {
-            self.target.converge_port(port).map_err(Failure::kernel)?;
-        }
-        Ok(())
+        self.ports.converge(&self.target)
     }
 
     fn export(&self, nqn: &str) -> Result<Option<ObservedSubsystem>, Failure> {
@@ -357,9 +324,11 @@ impl Host for KernelHost {
         dataset: &str,
         export: Option<&ObservedSubsystem>,
     ) -> Result<Storage, Failure> {
+        self.zvols.miss(dataset);
         let Some(pool) = self.pool(pool)? else {
             return Ok(Storage::default());
         };
+        self.zvols.seen(dataset);
         // Every other question to a suspended pool would hang.
         if pool.health == "SUSPENDED" {
             return Ok(Storage {
@@ -437,11 +406,7 @@ impl Host for KernelHost {
                 .map(drop)
                 .map_err(Failure::kernel),
             Act::Namespace(backing) => self.namespace(backing),
-            Act::Link { nqn, port } => self
-                .target
-                .link_port(nqn, *port)
-                .map(drop)
-                .map_err(Failure::kernel),
+            Act::Link { nqn, port } => self.ports.link(&self.target, nqn, *port),
             Act::AllowHost { nqn, host } => {
                 let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
                 self.target
@@ -467,7 +432,7 @@ impl Host for KernelHost {
                 self.or_close(nqn, switched)
             }
             Act::LoopClose { nqn } => self.close_loop(nqn),
-            Act::Released { dataset, mode } => self.released(dataset, *mode),
+            Act::Released { dataset, mode } => local::released(&self.zvols, dataset, *mode),
             Act::Cut { nqn, ports, drain } => self.cut(nqn, ports, drain.as_ref()),
             Act::Teardown { nqn, hosts } => self.teardown(nqn, hosts),
             Act::Destroy { dataset } => match self.zfs.destroy(dataset) {
@@ -499,8 +464,6 @@ fn is_set(dataset: &Dataset, property: &str, value: &str) -> bool {
         _ => dataset.own.get(property).map_or("", String::as_str) == value,
     }
 }
-
-const PROC: &str = "/proc";
 
 /// The least room that a filesystem's first writes need, in bytes.
 const ROOM_TO_FORMAT: u64 = 1 << 20;

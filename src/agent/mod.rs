@@ -7,10 +7,12 @@
 mod collect;
 mod format;
 mod host;
+mod local;
 mod loopback;
 mod moves;
 mod observe;
 mod plan;
+mod ports;
 mod queue;
 mod reconcile;
 mod report;
@@ -32,6 +34,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -42,7 +45,7 @@ use crate::model::volume::Volume;
 use crate::ops::Journal;
 use crate::store::{self, Objects, Store};
 use host::KernelHost;
-use observe::{Failure, Host};
+use observe::{Failure, Host, News};
 use plan::Site;
 use queue::Queue;
 use reconcile::{Effects, Reconciler, Stop};
@@ -164,9 +167,10 @@ impl<S: Store, H: Host> Agent<S, H> {
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), Error> {
         let portals = &self.config.portals;
+        let (listener, news) = mpsc::unbounded_channel();
+        self.host.listen(listener);
         let site = Site {
             node: self.config.node_name.clone(),
-            ports: (self.config.port_id_base..).take(portals.len()).collect(),
             portal: portals.first().map(ToString::to_string).unwrap_or_default(),
             loop_port: self.config.loop_port(),
         };
@@ -181,6 +185,7 @@ impl<S: Store, H: Host> Agent<S, H> {
             is_stale: false,
             searched: Vec::new(),
             parallel,
+            news,
             all,
         };
         tokio::select! {
@@ -210,6 +215,8 @@ struct Serving<S, H> {
     volumes: Queue<Volume, S, H>,
     snapshots: Queue<Snapshot, S, H>,
     parallel: usize,
+    /// What the host tells by itself.
+    news: UnboundedReceiver<News>,
     /// What is done besides, off every path.
     aside: JoinSet<Aside>,
     /// When the next report is due; `None` while one is made.
@@ -290,6 +297,7 @@ impl<S: Store, H: Host> Serving<S, H> {
                 self.spread(&effects);
             }
             Some(done) = self.aside.join_next() => self.besides(done?),
+            Some(news) = self.news.recv() => self.heard(&news),
             () = until(self.report) => {
                 (self.report, self.is_stale) = (None, false);
                 let all = self.all.clone();
@@ -297,6 +305,21 @@ impl<S: Store, H: Host> Serving<S, H> {
             }
         }
         Ok(())
+    }
+
+    /// Whoever the host's news may be about looks again.
+    fn heard(&mut self, news: &News) {
+        match news {
+            News::Zvol(dataset) => {
+                tracing::info!(dataset, "a pool that was away is back");
+                let (_, name) = dataset.rsplit_once('/').unwrap_or_default();
+                self.volumes.nudge(|volume| volume.metadata.name == name);
+            }
+            News::Ports => {
+                tracing::info!("a portal's address has appeared: all exports are linked to it");
+                self.volumes.nudge(|_| true);
+            }
+        }
     }
 
     /// What one object's reconcile did that concerns others.

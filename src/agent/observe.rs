@@ -1,7 +1,9 @@
 //! What a plan is made from: the export, the storage, and why something failed.
 
+use std::sync::OnceLock;
 use std::time::Instant;
 
+use tokio::sync::mpsc::UnboundedSender;
 use uuid::Uuid;
 use zvolt_kernel::nvmet::ObservedSubsystem;
 use zvolt_kernel::zfs::{Pool, Properties};
@@ -58,9 +60,40 @@ impl Failure {
     }
 }
 
+/// What the storage host has to tell by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// This zvol has a device now, after a look that found its pool away.
+    Zvol(String),
+    /// A port can be listened on that could not be before.
+    Ports,
+}
+
+/// Where news go, once somebody listens.
+#[derive(Debug, Default)]
+pub struct Teller(OnceLock<UnboundedSender<News>>);
+
+impl Teller {
+    /// From now on news go to `listener`; the first one stays.
+    pub fn listen(&self, listener: UnboundedSender<News>) {
+        // A second agent on one host is no case.
+        drop(self.0.set(listener));
+    }
+
+    /// Tells.
+    pub fn tell(&self, news: News) {
+        if let Some(listener) = self.0.get() {
+            // An agent that has ended needs no news.
+            drop(listener.send(news));
+        }
+    }
+}
+
 /// All that a plan looks at besides the Volume.
 #[derive(Debug, Clone)]
 pub struct Seen {
+    /// The ports of the target that hosts can be given now, by number.
+    pub ports: Vec<u16>,
     /// The volume's subsystem; `None` when there is none.
     pub export: Option<ObservedSubsystem>,
     /// Pool and dataset; `None` when nobody has looked (a publish needs no look).
@@ -212,6 +245,10 @@ pub fn property(key: &str) -> String {
 
 /// The storage host's kernel. All calls block.
 pub trait Host: Snapshots {
+    /// From now on, what the host has to tell goes to `listener`.
+    fn listen(&self, listener: UnboundedSender<News>);
+    /// The ports of the target that hosts can be given now, by number.
+    fn ports(&self) -> Vec<u16>;
     /// Makes the target's ports.
     fn converge_ports(&self) -> Result<(), Failure>;
     /// The subsystem called `nqn`.

@@ -86,6 +86,7 @@ impl<S: Store, H: Host> Reconciler<S, H> {
     fn look(&self, volume: &Volume, timeline: &mut Timeline) -> Result<Seen, Failure> {
         let nqn = names::subsystem_nqn(&volume.metadata.name);
         Ok(Seen {
+            ports: self.host.ports(),
             export: timeline.step("nvmet.observe", || self.host.export(&nqn))?,
             storage: None,
             source: None,

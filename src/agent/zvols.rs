@@ -2,7 +2,8 @@
 //!
 //! Links below `/dev/zvol` come late or point elsewhere (C-1…C-9), and `zdN` numbers change (C-6):
 //! so a device is only ever given out after its own driver has said whose it is (`BLKZNAME`). New
-//! devices are asked for their name only while somebody waits for one; all others are left alone.
+//! devices are asked for their name only while somebody waits for one, or misses one whose pool is away; all others
+//! are left alone. A pool that is imported late shows itself by its zvols.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -14,7 +15,7 @@ use zvolt_kernel::SysError;
 use zvolt_kernel::block;
 use zvolt_kernel::uevent::{Received, Uevent, UeventSocket};
 
-use super::observe::Failure;
+use super::observe::{Failure, News, Teller};
 
 /// Kernel names of zvols start so.
 const PREFIX: &str = "zd";
@@ -26,6 +27,8 @@ struct State {
     devices: HashMap<String, String>,
     /// Datasets that somebody waits for.
     awaited: HashSet<String>,
+    /// Datasets that a look has not found because their pool is away: who comes is told.
+    missed: HashSet<String>,
     /// Counts what may end a wait.
     news: u64,
 }
@@ -37,17 +40,19 @@ pub struct Zvols {
     dev: PathBuf,
     state: Mutex<State>,
     told: Condvar,
+    teller: Arc<Teller>,
 }
 
 impl Zvols {
     /// Listens from now on. `sys` and `dev` are `/sys` and `/dev`.
-    pub fn start(sys: &Path, dev: &Path) -> Result<Arc<Self>, SysError> {
+    pub fn start(sys: &Path, dev: &Path, teller: Arc<Teller>) -> Result<Arc<Self>, SysError> {
         let socket = UeventSocket::open()?;
         let zvols = Arc::new(Self {
             sys: sys.to_owned(),
             dev: dev.to_owned(),
             state: Mutex::default(),
             told: Condvar::new(),
+            teller,
         });
         let listener = Arc::downgrade(&zvols);
         std::thread::Builder::new()
@@ -60,6 +65,16 @@ impl Zvols {
     /// Says that the device of `dataset` will be waited for. Before the zvol is created.
     pub fn expect(&self, dataset: &str) {
         self.state().awaited.insert(dataset.to_owned());
+    }
+
+    /// Says that `dataset` will be looked for, in a pool that may be away. Before the look.
+    pub fn miss(&self, dataset: &str) {
+        self.state().missed.insert(dataset.to_owned());
+    }
+
+    /// Takes [`Self::miss`] back: its pool is there.
+    pub fn seen(&self, dataset: &str) {
+        self.state().missed.remove(dataset);
     }
 
     /// Takes [`Self::expect`] back.
@@ -159,16 +174,36 @@ impl Zvols {
                 .state()
                 .devices
                 .retain(|_, name| *name != event.devname),
-            "add" | "change" if !self.state().awaited.is_empty() => {
+            "add" | "change" if self.is_curious() => {
                 match name_of(&self.dev.join(&event.devname)) {
                     Ok(dataset) => {
-                        self.state().devices.insert(dataset, event.devname.clone());
+                        let mut state = self.state();
+                        state.devices.insert(dataset.clone(), event.devname.clone());
+                        if state.missed.remove(&dataset) {
+                            self.teller.tell(News::Zvol(dataset));
+                        }
                     }
-                    Err(error) => tracing::debug!(%error, "a zvol would not say its name"),
+                    Err(error) => {
+                        tracing::debug!(%error, "a zvol would not say its name");
+                        self.all_may_have_come();
+                    }
                 }
                 self.tell();
             }
             _ => {}
+        }
+    }
+
+    /// Whether somebody wants to know about a device that comes. All others are left alone.
+    fn is_curious(&self) -> bool {
+        let state = self.state();
+        !(state.awaited.is_empty() && state.missed.is_empty())
+    }
+
+    /// Whoever is missed may have come unheard.
+    fn all_may_have_come(&self) {
+        for dataset in std::mem::take(&mut self.state().missed) {
+            self.teller.tell(News::Zvol(dataset));
         }
     }
 
@@ -211,6 +246,7 @@ impl Zvols {
         for dataset in awaited {
             self.scan(&dataset);
         }
+        self.all_may_have_come();
         self.tell();
     }
 }

@@ -5,8 +5,8 @@
 //! that is allowed and in neither other set was admitted by an agent that died before it could say
 //! so: it is first taken into the word, so that a crash after the disallow still knows whom to cut.
 //!
-//! The consumer on this very host uses the zvol itself, which no cut reaches: it leaves when nobody
-//! here has the device any more, and after all others.
+//! The consumer on this very host uses the zvol itself: it is never allowed, and no cut reaches it. It leaves when
+//! nobody here has the device any more, and after all others.
 
 use std::collections::BTreeSet;
 
@@ -175,8 +175,11 @@ impl Access {
             .map(|host| self.allow(host))
     }
 
+    /// The consumer on this host needs no way in: it uses the zvol itself.
     fn missing(&self) -> impl Iterator<Item = &String> {
-        self.mapped.difference(&self.allowed)
+        self.mapped
+            .difference(&self.allowed)
+            .filter(|host| **host != self.own)
     }
 
     fn allow(&self, host: &str) -> Act {

@@ -33,8 +33,6 @@ use protect::{Namespace, Switch};
 pub struct Site {
     /// The node, for messages.
     pub node: String,
-    /// The target's ports, by number.
-    pub ports: Vec<u16>,
     /// The portal that the status tells.
     pub portal: String,
     /// The port, by number, through which the agent itself connects (nvme-loop).
@@ -127,7 +125,7 @@ pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> 
         return Ok(Plan::Run(operation::FENCE, steps));
     }
     judge::supported(volume)?;
-    if status::serves(volume) && export::is_as_status_says(volume, export, &site.ports) {
+    if status::serves(volume) && export::is_as_status_says(volume, export, &seen.ports) {
         // A change of the spec never holds up a publish.
         let plan = admit(volume, &access, export, site);
         if plan != Plan::Nothing || status::is_current(volume) {
@@ -168,7 +166,7 @@ pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> 
     }
     let build = build(
         volume,
-        export,
+        seen,
         site,
         export::rebuild(volume, &identity, export, storage),
     );
@@ -225,12 +223,8 @@ struct Build {
 }
 
 /// Around the steps that build what is missing: what the target must do with writes before anybody reaches it.
-fn build(
-    volume: &Volume,
-    export: Option<&ObservedSubsystem>,
-    site: &Site,
-    rebuild: Vec<Step>,
-) -> Build {
+fn build(volume: &Volume, seen: &Seen, site: &Site, rebuild: Vec<Step>) -> Build {
+    let export = seen.export.as_ref();
     let makes = |step: &Step| matches!(step, Step::Act(Act::Namespace(_)));
     let namespace = match rebuild.iter().any(makes) {
         true => Namespace::Remade,
@@ -242,7 +236,7 @@ fn build(
         Namespace::Kept => Vec::new(),
     };
     let linked = export.filter(|_| hidden.is_empty());
-    let links = export::links(volume, linked, &site.ports).collect();
+    let links = export::links(volume, linked, &seen.ports).collect();
     let mut steps: Vec<Step> = switch.announce(volume).into_iter().collect();
     steps.extend(hidden);
     steps.extend(rebuild);
@@ -293,7 +287,7 @@ pub fn prepare(volume: &Volume, seen: &Seen, site: &Site) -> Result<Option<Prepa
         let identity = Identity::new(pool.guid, dataset.guid);
         rebuild = export::rebuild(volume, &identity, export, storage);
     }
-    let mut build = build(volume, export, site, rebuild);
+    let mut build = build(volume, seen, site, rebuild);
     if let Some(state) = build.switch.to {
         // So that the reconcile that follows need not switch again.
         build.steps.push(protect::status(volume, state));

@@ -23,7 +23,6 @@ struct Scene {
 fn site() -> Site {
     Site {
         node: NODE.into(),
-        ports: vec![1, 2],
         portal: "192.0.2.1:4420".into(),
         loop_port: LOOP_PORT,
     }
@@ -49,6 +48,7 @@ impl Scene {
             };
             let nqn = names::subsystem_nqn("v");
             let mut seen = Seen {
+                ports: self.host.ports(),
                 export: self.host.export(&nqn)?,
                 storage: None,
                 source: None,

@@ -8,12 +8,13 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use tokio::sync::mpsc::UnboundedSender;
 use uuid::Uuid;
 use zvolt_kernel::nvmet::{ObservedNamespace, ObservedSubsystem};
 use zvolt_kernel::zfs::{Pool, Properties};
 
 use self::zfs::Snap;
-use super::observe::{Failure, Host, Storage, property};
+use super::observe::{Failure, Host, News, Storage, property};
 use super::plan::NSID;
 use super::steps::{Act, Backing};
 use crate::model::names;
@@ -106,6 +107,10 @@ pub(super) struct SimHost {
     pub(super) done: Mutex<Vec<String>>,
     /// Looks at the storage.
     pub(super) looks: Mutex<usize>,
+    /// Ports whose address is not there.
+    pub(super) away: Mutex<BTreeSet<u16>>,
+    /// Who hears the host's news.
+    pub(super) listener: Mutex<Option<UnboundedSender<News>>>,
     /// Searches for a snapshot everywhere.
     pub(super) searches: Mutex<usize>,
     /// Fails this step so many times.
@@ -277,6 +282,18 @@ impl World {
 }
 
 impl Host for SimHost {
+    fn listen(&self, listener: UnboundedSender<News>) {
+        *self.listener.lock().unwrap() = Some(listener);
+    }
+
+    fn ports(&self) -> Vec<u16> {
+        let away = self.away.lock().unwrap();
+        [1, 2]
+            .into_iter()
+            .filter(|port| !away.contains(port))
+            .collect()
+    }
+
     fn converge_ports(&self) -> Result<(), Failure> {
         self.world.lock().unwrap().ports_made = true;
         Ok(())

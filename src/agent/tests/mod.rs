@@ -11,7 +11,7 @@ use super::observe::Class;
 use super::sim::{Content, SimHost};
 use super::*;
 use crate::model::names;
-use crate::model::volume::{State, reason};
+use crate::model::volume::{State, WriteProtect, reason};
 use crate::ops::timeline::Operation;
 use crate::store::conformance::{initiator, volume};
 use crate::store::dir::DirStore;
@@ -316,6 +316,92 @@ async fn rule_02_a_ready_volume_whose_pool_is_away_comes_back_with_it() {
         1,
         "its consumer is back"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_comes_late_is_heard_of() {
+    let mut rig = Rig::new().await;
+    rig.store.volumes().create(volume("v")).await.unwrap();
+    rig.until_ready("v").await;
+    rig.stop().await;
+    rig.host.reboot();
+    let pool = rig.host.world.lock().unwrap().pools.remove("tank").unwrap();
+    rig.start().await;
+    // Far enough into the back-off that a retry by itself would come too late for this test.
+    let looked = rig.looks();
+    soon(async {
+        while rig.looks() < looked + 5 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    rig.host
+        .world
+        .lock()
+        .unwrap()
+        .pools
+        .insert("tank".into(), pool);
+    rig.news(News::Zvol("tank/csi/block/v".into()));
+    let told = std::time::Instant::now();
+    rig.until_ready("v").await;
+    assert!(
+        told.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        told.elapsed()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_comes_late_holds_up_nothing_and_is_linked_when_it_comes() {
+    let mut rig = Rig::idle();
+    rig.host.away.lock().unwrap().insert(1);
+    rig.start().await;
+    rig.store.volumes().create(volume("v")).await.unwrap();
+    let ready = rig.until_ready("v").await;
+    let nqn = names::subsystem_nqn("v");
+    let ports = |rig: &Rig| {
+        rig.host.world.lock().unwrap().subsystems[&nqn]
+            .ports
+            .clone()
+    };
+    assert_eq!(ports(&rig), [2]);
+    rig.host.away.lock().unwrap().clear();
+    rig.news(News::Ports);
+    soon(async {
+        while ports(&rig) != [1, 2] {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    rig.settled().await;
+    assert_eq!(rig.get("v").await, ready, "and nothing is written for it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_05_after_a_reboot_readers_find_the_target_protected() {
+    let mut rig = Rig::new().await;
+    rig.store.volumes().create(volume("v")).await.unwrap();
+    rig.until_ready("v").await;
+    rig.map_readers("v", &["node0"]).await;
+    rig.until_published("v", &["node0"]).await;
+    rig.stop().await;
+    rig.host.reboot();
+    rig.host.done.lock().unwrap().clear();
+    rig.start().await;
+    let done = rig.host.done.lock().unwrap().clone();
+    let at = |what: &str| done.iter().position(|act| act == what).unwrap();
+    assert!(at("nvme.write-protect") < at("nvmet.allow-host"));
+    assert!(at("nvme.write-protect") < at("link 1"));
+    assert_eq!(
+        done.iter()
+            .filter(|act| *act == "nvme.write-protect")
+            .count(),
+        1,
+        "once is enough"
+    );
+    let status = rig.get("v").await.status;
+    assert_eq!(status.write_protect, WriteProtect::On);
+    assert_eq!(rig.host.world.lock().unwrap().controllers.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,9 +5,18 @@ use zvolt_kernel::zfs;
 use super::*;
 use crate::agent::snapshots::observe::Snapshots;
 use crate::model::storage_node::PoolStatus;
+use crate::model::volume::MappedInitiator;
 
 /// A shared host, so that an agent can die and another one find what it left.
 impl Host for Arc<SimHost> {
+    fn listen(&self, listener: mpsc::UnboundedSender<News>) {
+        (**self).listen(listener);
+    }
+
+    fn ports(&self) -> Vec<u16> {
+        (**self).ports()
+    }
+
     fn converge_ports(&self) -> Result<(), Failure> {
         (**self).converge_ports()
     }
@@ -121,9 +130,23 @@ impl Rig {
 
     /// As the controller does: changes the mapped initiators.
     pub(super) async fn map(&self, name: &str, nodes: &[&str]) {
+        let mapped = nodes.iter().map(|n| initiator(n)).collect();
+        self.write_mapped(name, mapped).await;
+    }
+
+    /// The same for nodes that may only read.
+    pub(super) async fn map_readers(&self, name: &str, nodes: &[&str]) {
+        let mapped = nodes.iter().map(|n| MappedInitiator {
+            read_only: true,
+            ..initiator(n)
+        });
+        self.write_mapped(name, mapped.collect()).await;
+    }
+
+    async fn write_mapped(&self, name: &str, mapped: Vec<MappedInitiator>) {
         loop {
             let mut volume = self.get(name).await;
-            volume.status.mapped_initiators = nodes.iter().map(|n| initiator(n)).collect();
+            volume.status.mapped_initiators = mapped.clone();
             match self.store.volumes().update_status(volume).await {
                 Err(store::Error::Conflict(..)) => {}
                 written => break written.map(drop).unwrap(),
@@ -189,6 +212,12 @@ impl Rig {
             .into_iter()
             .map(|o| o.name.into_owned())
             .collect()
+    }
+
+    /// The host tells by itself.
+    pub(super) fn news(&self, news: News) {
+        let listener = self.host.listener.lock().unwrap();
+        listener.as_ref().unwrap().send(news).unwrap();
     }
 
     pub(super) fn looks(&self) -> usize {

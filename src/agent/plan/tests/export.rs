@@ -202,3 +202,28 @@ fn an_export_that_differs_is_mended() {
         "rule 3: the right device"
     );
 }
+
+#[test]
+fn a_port_whose_address_is_away_holds_up_nothing() {
+    let volume = is_ready(&["node0"], &["node0"]);
+    let mut now = seen(None, Some(storage(Some(dataset()))));
+    now.ports = vec![2];
+    let (_, steps) = run(&volume, &now);
+    assert_eq!(steps.iter().filter(|s| **s == "nvmet.link").count(), 1);
+    let mut export = exported(&["node0"]);
+    export.ports = vec![2];
+    let mut now = seen(Some(export), None);
+    now.ports = vec![2];
+    assert_eq!(
+        plan(&volume, &now, &site()),
+        Ok(Plan::Nothing),
+        "served by the other"
+    );
+    now.ports = vec![1, 2];
+    now.storage = Some(storage(Some(dataset())));
+    assert_eq!(run(&volume, &now), ("agent.converge", vec!["nvmet.link"]));
+    // One that is linked stays so when its address goes: nothing re-makes it.
+    let mut now = seen(Some(exported(&["node0"])), None);
+    now.ports = vec![1];
+    assert_eq!(plan(&volume, &now, &site()), Ok(Plan::Nothing));
+}

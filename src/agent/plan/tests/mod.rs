@@ -25,7 +25,6 @@ const NOW: &str = "2026-11-01T12:00:00Z";
 fn site() -> Site {
     Site {
         node: "storage0".into(),
-        ports: vec![1, 2],
         portal: "192.0.2.1:4420".into(),
         loop_port: 9,
     }
@@ -88,6 +87,7 @@ fn exported(hosts: &[&str]) -> ObservedSubsystem {
 
 fn seen(export: Option<ObservedSubsystem>, storage: Option<Storage>) -> Seen {
     Seen {
+        ports: vec![1, 2],
         export,
         storage,
         source: None,

@@ -145,10 +145,16 @@ fn a_protected_namespace_is_not_drained() {
 }
 
 #[test]
-fn the_owners_own_reader_needs_no_switch() {
+fn the_owners_own_consumer_needs_neither_a_switch_nor_a_way_in() {
     let volume = readers(&["storage0"], &[], WriteProtect::Off);
     let now = seen(Some(exported(&[])), None);
-    assert!(!run(&volume, &now).1.contains(&"nvme.write-protect"));
+    assert_eq!(run(&volume, &now), ("agent.publish", vec!["store.status"]));
+    assert_eq!(
+        written(&volume, &now).published_initiators,
+        [names::host_nqn("storage0")]
+    );
+    let settled = readers(&["storage0"], &["storage0"], WriteProtect::Off);
+    assert_eq!(plan(&settled, &now, &site()), Ok(Plan::Nothing));
 }
 
 #[test]

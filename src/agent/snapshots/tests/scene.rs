@@ -293,7 +293,6 @@ impl Rig {
     fn with(host: Arc<SimHost>, store: Arc<MemoryStore>) -> Self {
         let site = Site {
             node: "storage0".into(),
-            ports: vec![1],
             portal: "192.0.2.1:4420".into(),
             loop_port: 99,
         };
