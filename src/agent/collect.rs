@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::observe::{Failure, Host};
 use super::plan::delete::{self, Next};
 use super::plan::operation;
-use super::reconcile::{Pass, Reconciler, buried_dataset};
+use super::reconcile::{Pass, Reconciler};
 use super::snapshots::observe::{Family, is_ours};
 use super::steps::Act;
 use crate::store::Store;
@@ -33,25 +33,27 @@ impl<S: Store, H: Host> Pass<'_, S, H> {
         for _ in 0..ROUNDS {
             let look = || {
                 let found = host.dataset(dataset)?;
-                Ok::<_, Failure>(match found.filter(|d| is_ours(dataset, Some(d))) {
-                    Some(found) => Some((found, Family::look(host, dataset)?)),
-                    None => None,
-                })
+                match found.is_some() && is_ours(dataset, found.as_ref()) {
+                    true => Family::look(host, dataset).map(Some),
+                    false => Ok(None),
+                }
             };
-            let Some((found, family)) = self.running.timeline.step("zfs.observe", look)? else {
+            let Some(family) = self.running.timeline.step("zfs.observe", look)? else {
                 return Ok(());
             };
             match delete::next(dataset, &family) {
                 Next::Act(act) => self.act(&act)?,
                 Next::Destroy => {
-                    self.act(&Act::Destroy {
+                    return self.act(&Act::Destroy {
                         dataset: dataset.to_owned(),
-                    })?;
-                    let above = found.origin.as_deref().and_then(buried_dataset);
-                    self.collect.extend(above);
+                    });
+                }
+                Next::Keep(_) => return Ok(()),
+                Next::Wait(why) => {
+                    tracing::debug!(dataset, why, "a deleted volume's zvol stays for now");
+                    self.all.left_behind.store(true, Ordering::Relaxed);
                     return Ok(());
                 }
-                Next::Keep(_) | Next::Wait(_) => return Ok(()),
             }
         }
         Ok(())

@@ -255,7 +255,7 @@ impl<'a, S: Store, H: Host> Pass<'a, S, H> {
             ran => ran?,
         }
         if !last.is_empty() {
-            // What hung on it goes first: nobody would come back for it.
+            // What was kept for it goes first: nobody would come back for it.
             self.collect();
             self.run(object, last)?;
             if object.metadata().finalizers.is_empty() {
@@ -394,7 +394,7 @@ impl<S: Store, H: Host> Reconciler<S, H> {
 }
 
 /// The dataset of a snapshot, when it is a deleted volume's.
-pub(super) fn buried_dataset(snapshot: &str) -> Option<String> {
+fn buried_dataset(snapshot: &str) -> Option<String> {
     let (dataset, _) = names::snapshot_halves(snapshot);
     let pool = dataset.split('/').next().unwrap_or_default();
     names::is_below(dataset, &names::deleted_parent(pool)).then(|| dataset.to_owned())

@@ -8,7 +8,7 @@ use zvolt_kernel::zfs;
 use super::observe::{Failure, Host, Seen};
 use super::plan::source::Source;
 use super::plan::{self, Plan};
-use super::reconcile::{DEADLINE, Pass, Planned, Reconciled, Reconciler, Stop, buried_dataset};
+use super::reconcile::{DEADLINE, Pass, Planned, Reconciled, Reconciler, Stop};
 use super::running::Running;
 use super::snapshots::observe::{Family, is_for};
 use super::status;
@@ -124,11 +124,6 @@ impl<S: Store, H: Host> Pass<'_, S, H> {
             seen = all.look_at_storage(volume, seen, &mut self.running.timeline)?;
             family = self.family(&dataset)?;
         }
-        let found = seen.storage.iter().flat_map(|s| &s.dataset);
-        self.collect = found
-            .flat_map(|d| d.origin.as_deref())
-            .filter_map(buried_dataset)
-            .collect();
         Ok(Seen {
             family: Some(family),
             ..seen

@@ -52,10 +52,41 @@ fn crash_rule_06_every_order_with_the_agent_killed_before_every_act() {
             for op in scene.ops(3, 1) {
                 for order in [Order::ByName, Order::Reversed] {
                     for act in 0.. {
-                        if scene.after(&op, Life::Killed(act, order)).is_none() {
+                        let life = Life::Killed(act, order, None);
+                        if scene.after(&op, life).is_none() {
                             break;
                         }
                         kills += 1;
+                    }
+                }
+            }
+        }
+        println!("{kills} kills");
+        assert!(kills > 1000, "{kills}");
+    });
+}
+
+/// What was half made is deleted, or what it was made from, while no agent runs.
+#[test]
+fn crash_rule_06_a_deletion_that_meets_what_is_half_made() {
+    in_runtime(|| {
+        let mut kills = 0;
+        for scene in reachable(3, 1) {
+            let making = |op: &Op| matches!(op, Op::Take(_) | Op::Clone(_) | Op::Restore(..));
+            for op in scene.ops(3, 1).into_iter().filter(making) {
+                let made = match op {
+                    Op::Take(_) => Op::DeleteSnapshot(format!("s{}", scene.snapshots_made)),
+                    _ => Op::DeleteVolume(format!("v{}", scene.volumes_made)),
+                };
+                let mut deletions = scene.ops(0, 0);
+                deletions.push(made);
+                for deletion in &deletions {
+                    for order in [Order::ByName, Order::Reversed] {
+                        // What comes after its first acts is the same as for any volume.
+                        for act in 1..4 {
+                            let life = Life::Killed(act, order, Some(deletion));
+                            kills += usize::from(scene.after(&op, life).is_some());
+                        }
                     }
                 }
             }

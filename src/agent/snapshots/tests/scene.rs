@@ -11,7 +11,7 @@ use crate::agent::sim::zfs::snapshot;
 use crate::agent::sim::{Content, SimHost, World};
 use crate::model::names;
 use crate::model::snapshot::{Snapshot, SnapshotState};
-use crate::model::volume::{State, Volume};
+use crate::model::volume::{State, Volume, reason};
 use crate::ops::Journal;
 use crate::store::conformance;
 
@@ -47,11 +47,12 @@ pub(super) struct Scene {
 
 /// How the agent's life goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Life {
+pub(super) enum Life<'a> {
     /// On and on.
     Long,
-    /// It is killed before this elementary act, and starts again; it then comes to the volumes in this order.
-    Killed(usize, Order),
+    /// It is killed before this elementary act, and starts again; it then comes to the volumes in this order. Meanwhile
+    /// a client may have asked for a deletion.
+    Killed(usize, Order, Option<&'a Op>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,24 +124,28 @@ impl Scene {
 
     /// Does it, and gives the scene once the agent has settled; `None` when the agent lives on past the moment at
     /// which it was to be killed.
-    pub(super) fn after(&self, op: &Op, life: Life) -> Option<Self> {
+    pub(super) fn after(&self, op: &Op, life: Life<'_>) -> Option<Self> {
         self.after_all(std::slice::from_ref(op), life)
     }
 
     /// The same with several at once.
-    pub(super) fn after_all(&self, ops: &[Op], life: Life) -> Option<Self> {
+    pub(super) fn after_all(&self, ops: &[Op], life: Life<'_>) -> Option<Self> {
         let mut next = self.clone();
         let mut rig = Rig::of(&next);
         let work: Vec<Work> = ops.iter().map(|op| rig.ask(&mut next, op)).collect();
-        if let Life::Killed(act, _) = life {
+        if let Life::Killed(act, ..) = life {
             *rig.host.dies_in.lock().unwrap() = Some(act);
         }
         rig.work(work);
-        if let Life::Killed(_, order) = life {
+        if let Life::Killed(_, order, meanwhile) = life {
             if !rig.is_dead() {
                 return None;
             }
+            let _later = meanwhile.map(|op| rig.ask(&mut next, op));
             rig = rig.restarted(order);
+            if meanwhile.is_some() {
+                rig.take_back();
+            }
         }
         rig.settle_into(&mut next);
         for op in ops {
@@ -382,6 +387,24 @@ impl Rig {
         let moved = next.agent.collect_all(&["tank".to_owned()]);
         next.work(next.moved(&moved));
         next
+    }
+
+    /// As the controller does with what cannot be made any more.
+    fn take_back(&self) {
+        for volume in self.store.volumes.all() {
+            if volume.status.state == State::Error {
+                assert_eq!(volume.status.conditions[0].reason, reason::SOURCE_MISSING);
+                self.store.volumes.ask_to_delete(&volume.metadata.name);
+                self.work(vec![Work::Volume(volume.metadata.name)]);
+            }
+        }
+        for snapshot in self.store.snapshots.all() {
+            if snapshot.status.state == SnapshotState::Error {
+                assert_eq!(snapshot.trouble().unwrap().0, reason::SOURCE_MISSING);
+                self.store.snapshots.ask_to_delete(&snapshot.metadata.name);
+                self.work(vec![Work::Snapshot(snapshot.metadata.name)]);
+            }
+        }
     }
 
     fn settle_into(self, scene: &mut Scene) {
