@@ -17,7 +17,6 @@ const UID: &str = "0f9d2c1e-7a52";
 fn site() -> Site {
     Site {
         node: "storage0".into(),
-        ports: vec![1],
         portal: "192.0.2.1:4420".into(),
         loop_port: 99,
     }
