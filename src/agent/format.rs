@@ -57,6 +57,27 @@ pub fn make(device: &Path, dataset: &str, kind: FsKind, uuid: Uuid) -> Result<()
     })
 }
 
+/// Mends the ext4 with this UUID on `device`, whose zvol is `dataset` and which nobody uses, when its superblock
+/// says that it has errors. What e2fsck said; `None` when there is nothing to mend.
+pub fn mend(device: &Path, dataset: &str, uuid: Uuid) -> Result<Option<String>, Failure> {
+    let file = File::open(device).map_err(|e| Failure::kernel(SysError::io("open", device, &e)))?;
+    let owner = block::zvol_name(&file, device).map_err(Failure::kernel)?;
+    if owner != dataset {
+        return Ok(None);
+    }
+    // What was read here before other hosts wrote is no longer so, and the target keeps the device open.
+    block::flush(&file, device).map_err(Failure::kernel)?;
+    match probe::superblock(&file, device).map_err(Failure::kernel)? {
+        Content::Filesystem(found)
+            if found.kind == FsKind::Ext4 && found.uuid == uuid && found.has_errors => {}
+        _ => return Ok(None),
+    }
+    let said =
+        format::repair_ext4(device).map_err(|e| Failure::kernel(format!("{dataset}: {e}")))?;
+    block::flush(&file, device).map_err(Failure::kernel)?;
+    Ok(Some(said))
+}
+
 fn look(file: &File, device: &Path, kind: FsKind, uuid: Uuid) -> Result<Verdict, SysError> {
     let mut head = [0; 4096];
     file.read_exact_at(&mut head, 0)

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
+use uuid::Uuid;
 use zvolt_kernel::nvmet::{NamespaceSpec, ObservedSubsystem, Target};
 use zvolt_kernel::zfs::{self, Properties, Zfs, ZvolSpec};
 use zvolt_kernel::{SysError, block};
@@ -270,6 +271,18 @@ impl KernelHost {
         }
     }
 
+    /// What cannot be mended is told in the log, and by the node that is to mount it: nothing else depends on it.
+    fn mend(&self, dataset: &str, uuid: Uuid) {
+        let mended = self
+            .device(dataset)
+            .and_then(|device| format::mend(&device, dataset, uuid));
+        match mended {
+            Ok(None) => {}
+            Ok(Some(said)) => tracing::info!(dataset, said, "its filesystem had errors: mended"),
+            Err(error) => tracing::warn!(dataset, %error, "its filesystem is not mended"),
+        }
+    }
+
     fn disallow(&self, nqn: &str, host: &str) -> Result<(), Failure> {
         let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
         self.target
@@ -432,6 +445,10 @@ impl Host for KernelHost {
                 self.or_close(nqn, switched)
             }
             Act::LoopClose { nqn } => self.close_loop(nqn),
+            Act::Mend { dataset, uuid } => {
+                self.mend(dataset, *uuid);
+                Ok(())
+            }
             Act::Released { dataset, mode } => local::released(&self.zvols, dataset, *mode),
             Act::Cut { nqn, ports, drain } => self.cut(nqn, ports, drain.as_ref()),
             Act::Teardown { nqn, hosts } => self.teardown(nqn, hosts),

@@ -138,6 +138,13 @@ pub enum Act {
         /// How it was handed out.
         mode: VolumeMode,
     },
+    /// Mend the ext4 of a volume that nobody uses, when it says that it has errors.
+    Mend {
+        /// Full dataset name.
+        dataset: String,
+        /// The filesystem that the volume has.
+        uuid: Uuid,
+    },
     /// Remove the subsystem, and the entries of these hosts that nothing else admits.
     Teardown {
         /// Subsystem.
@@ -241,6 +248,7 @@ impl Act {
             Self::WriteProtect { .. } => "nvme.write-protect",
             Self::LoopClose { .. } => "nvmet.loop-close",
             Self::Released { .. } => "zvol.released",
+            Self::Mend { .. } => "zvol.mend",
             Self::Teardown { .. } => "nvmet.teardown",
             Self::Destroy { .. } => "zfs.destroy",
             Self::Snapshot { .. } => "zfs.snapshot",

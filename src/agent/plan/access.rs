@@ -16,7 +16,7 @@ use super::super::steps::{Act, Backing, Step};
 use super::export::NSID;
 use super::{Site, links_of, published};
 use crate::model::names;
-use crate::model::volume::{Volume, WriteProtect};
+use crate::model::volume::{FsType, Volume, VolumeMode, WriteProtect};
 
 /// The three sets.
 #[derive(Debug)]
@@ -76,8 +76,12 @@ impl Access {
                 self.cut(&leaving, volume, export, site)
             }
         };
-        let staying = self.published.difference(&leaving).cloned().collect();
+        let staying: Vec<String> = self.published.difference(&leaving).cloned().collect();
+        let is_unused = staying.is_empty() && self.mapped.is_empty();
         steps.push(published(volume, staying));
+        if is_unused {
+            steps.extend(mend(volume));
+        }
         Some(steps)
     }
 
@@ -203,4 +207,14 @@ impl Access {
     pub(super) fn mapped(&self) -> Vec<String> {
         self.mapped.iter().cloned().collect()
     }
+}
+
+/// After the word, so that nobody waits for it: what made a filesystem say that it has errors, a pool that ran
+/// full, say, is over once its last user has gone, and the next one is to find it whole.
+fn mend(volume: &Volume) -> Option<Step> {
+    let is_ext4 =
+        volume.spec.volume_mode == VolumeMode::Filesystem && volume.spec.fs_type == FsType::Ext4;
+    let uuid = volume.status.filesystem_uuid.filter(|_| is_ext4)?;
+    let dataset = names::zvol(&volume.spec.pool, &volume.metadata.name);
+    Some(Act::Mend { dataset, uuid }.into())
 }

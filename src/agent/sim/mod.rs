@@ -475,6 +475,7 @@ impl Host for SimHost {
                         .retain(|host| *host != names::agent_nqn(NODE));
                 }
             }
+            Act::Mend { .. } => {}
             Act::Released { dataset, .. } => {
                 tick()?;
                 let world = self.world.lock().unwrap();

@@ -161,11 +161,12 @@ fn killed_at(fleet: &Fleet, call: Call, point: &str, id: &str) {
 }
 
 /// Steps that change nothing.
-const LOOKS_OR_WAITS: [&str; 11] = [
+const LOOKS_OR_WAITS: [&str; 12] = [
     "observe",
     "nvmet.observe",
     "zfs.observe",
     "zvol.appear",
+    "zvol.mend",
     "controller.await",
     "namespace.await",
     "device.verify",

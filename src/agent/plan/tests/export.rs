@@ -10,7 +10,12 @@ fn rule_04_a_host_leaves_by_disallow_cut_and_then_the_status() {
         run(&volume, &now),
         (
             "agent.fence",
-            vec!["nvmet.disallow-host", "nvmet.cut", "store.status"]
+            vec![
+                "nvmet.disallow-host",
+                "nvmet.cut",
+                "store.status",
+                "zvol.mend"
+            ]
         )
     );
     assert!(written(&volume, &now).published_initiators.is_empty());
@@ -36,7 +41,12 @@ fn rule_04_a_crash_after_the_disallow_still_cuts() {
         run(&volume, &seen(Some(exported(&[])), None)),
         (
             "agent.fence",
-            vec!["nvmet.disallow-host", "nvmet.cut", "store.status"]
+            vec![
+                "nvmet.disallow-host",
+                "nvmet.cut",
+                "store.status",
+                "zvol.mend"
+            ]
         )
     );
 }

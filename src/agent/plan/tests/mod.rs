@@ -143,10 +143,13 @@ fn failure(volume: &Volume, seen: &Seen) -> Failure {
 
 fn written(volume: &Volume, seen: &Seen) -> VolumeStatus {
     match plan(volume, seen, &site()).unwrap() {
-        Plan::Run(_, steps) => match steps.into_iter().next_back() {
-            Some(Step::Status(status)) => *status,
-            other => panic!("{other:?}"),
-        },
+        Plan::Run(_, steps) => {
+            let mut written = steps.into_iter().filter_map(|step| match step {
+                Step::Status(status) => Some(*status),
+                _ => None,
+            });
+            written.next_back().expect("the plan writes a status")
+        }
         other => panic!("{other:?}"),
     }
 }

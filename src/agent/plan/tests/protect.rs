@@ -171,7 +171,10 @@ fn rule_04_the_owners_own_consumer_leaves_last_and_when_it_lets_go() {
     let now = seen(Some(exported(&[])), None);
     assert_eq!(
         run(&own, &now),
-        ("agent.fence", vec!["zvol.released", "store.status"])
+        (
+            "agent.fence",
+            vec!["zvol.released", "store.status", "zvol.mend"]
+        )
     );
     let now = seen(Some(exported(&["storage0"])), None);
     assert_eq!(
