@@ -212,7 +212,8 @@ impl Wanted {
                 "its volBlockSize is {}, not {other}",
                 spec.vol_block_size
             ))
-        } else if spec.tuning != self.tuning {
+        } else if spec.tuning != self.tuning && existing.metadata.generation == 1 {
+            // Later generations may have been tuned by ControllerModifyVolume, and are the same volume still.
             Some(format!(
                 "its properties are {:?}, not {:?}",
                 spec.tuning, self.tuning

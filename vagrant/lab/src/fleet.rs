@@ -172,7 +172,7 @@ pub fn scrub(vm: &Vm) -> Result<()> {
            for l in subsystems/*/allowed_hosts/*; do [ -e $l ] && rm $l; done; \
            for n in subsystems/*/namespaces/*; do [ -e $n ] && echo 0 > $n/enable && rmdir $n; done; \
            for d in subsystems/* ports/* hosts/*; do [ -e $d ] && rmdir $d; done; }}; \
-         zfs list -H -o name -r tank/csi/block 2>/dev/null | tail -n +2 | xargs -r -n1 zfs destroy -r; \
+         zfs list -H -o name -r tank/csi 2>/dev/null | grep -E '^tank/csi/(block|deleted)/' | xargs -r -n1 zfs destroy -R 2>/dev/null; \
          rm -rf {STORE} {KUBELET}/pods {KUBELET}/plugins; mkdir -p {KUBELET}/plugins {KUBELET}/pods; true"
     ))?;
     Ok(())

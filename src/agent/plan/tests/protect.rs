@@ -162,7 +162,11 @@ fn rule_04_the_owners_own_consumer_leaves_last_and_when_it_lets_go() {
     let both = is_ready(&[], &["storage0", "node0"]);
     let now = seen(Some(exported(&["storage0", "node0"])), None);
     let (_, steps) = run(&both, &now);
-    assert_eq!(steps, ["nvmet.disallow-host", "nvmet.cut", "store.status"]);
+    assert_eq!(
+        steps,
+        ["nvmet.disallow-host", "nvmet.cut", "store.status"],
+        "somebody is still there: nothing is mended"
+    );
     assert_eq!(
         written(&both, &now).published_initiators,
         [names::host_nqn("storage0")]
@@ -187,7 +191,8 @@ fn rule_04_the_owners_own_consumer_leaves_last_and_when_it_lets_go() {
             "nvmet.disallow-host",
             "nvmet.link",
             "nvmet.link",
-            "store.status"
+            "store.status",
+            "zvol.mend"
         ]
     );
 }
