@@ -11,6 +11,7 @@ mod fleet;
 mod input;
 mod lifecycle;
 mod model;
+mod modes;
 mod outages;
 mod rules;
 mod scale;
