@@ -14,5 +14,4 @@ mod model;
 mod modes;
 mod outages;
 mod rules;
-mod scale;
 mod syscalls;

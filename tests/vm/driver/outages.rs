@@ -90,7 +90,13 @@ fn outage_storage_power_cut_under_io() {
     fleet.storage.start().unwrap();
     writer.goes_on_from(before);
     writer.finish();
-    end(&volume);
+    volume.unpublish("node0").unwrap();
+    volume.unstage("node0").unwrap();
+    // The way to the old process went with the machine.
+    let controller = fleet.storage.csi().unwrap();
+    controller.controller_unpublish(&volume.id, "node0").unwrap();
+    controller.delete(&volume.id).unwrap();
+    fleet.assert_clean();
 }
 
 /// The network is cut for five minutes: longer than every default time-out of the kernel's connect.
