@@ -94,7 +94,9 @@ fn outage_storage_power_cut_under_io() {
     volume.unstage("node0").unwrap();
     // The way to the old process went with the machine.
     let controller = fleet.storage.csi().unwrap();
-    controller.controller_unpublish(&volume.id, "node0").unwrap();
+    controller
+        .controller_unpublish(&volume.id, "node0")
+        .unwrap();
     controller.delete(&volume.id).unwrap();
     fleet.assert_clean();
 }
