@@ -45,10 +45,10 @@ fn fault_a_quota_that_is_reached() {
     let fleet = Fleet::fresh();
     let storage = fleet.vm("storage0");
     storage
-        .ok("zfs create -o mountpoint=none tank/csi 2>/dev/null; zfs set quota=64K tank/csi")
+        .ok("zfs create -p -o mountpoint=none tank/csi/block 2>/dev/null; zfs set quota=64K tank/csi/block")
         .unwrap();
     let outcome = fleet.controller.create(&Wanted::named("pvc-quota"));
-    storage.ok("zfs set quota=none tank/csi").unwrap();
+    storage.ok("zfs set quota=none tank/csi/block").unwrap();
     assert_refused(outcome, Code::ResourceExhausted, &["tank"]);
     fleet.assert_clean();
 }
