@@ -204,8 +204,9 @@ pub(super) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
+/// Long enough for a busy disk to take an object, so that it is the agent who is late.
 pub(super) fn shortly() -> Instant {
-    Instant::now() + Duration::from_millis(400)
+    Instant::now() + Duration::from_millis(1500)
 }
 
 /// Plays the agent: makes it ready, admits who is mapped, fences who is not, applies changes, lets go.
