@@ -295,7 +295,8 @@ fn has_open(descriptors: &Path, id: DevId) -> Result<bool, SysError> {
             Err(rustix::io::Errno::NOENT) => false,
             Err(e) => {
                 let errno = Errno::from_raw(e.raw_os_error());
-                return Err(SysError::new("statx", path.display(), errno));
+                return Err(SysError::new("statx", path.display(), errno)
+                    .with_detail("to see who has a device open needs CAP_SYS_PTRACE"));
             }
         };
         if is_it {

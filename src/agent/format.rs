@@ -11,6 +11,7 @@ use std::path::Path;
 
 use uuid::Uuid;
 use zvolt_kernel::error::Errno;
+use zvolt_kernel::format::Options;
 use zvolt_kernel::probe::{self, Content, FsKind};
 use zvolt_kernel::{SysError, block, format};
 
@@ -27,7 +28,8 @@ enum Verdict {
 }
 
 /// Makes the filesystem on `device`, whose zvol is `dataset`.
-pub fn make(device: &Path, dataset: &str, kind: FsKind, uuid: Uuid) -> Result<(), Failure> {
+pub fn make(device: &Path, dataset: &str, options: &Options, uuid: Uuid) -> Result<(), Failure> {
+    let kind = options.kind();
     let file = File::open(device).map_err(|e| Failure::kernel(SysError::io("open", device, &e)))?;
     let owner = block::zvol_name(&file, device).map_err(Failure::kernel)?;
     if owner != dataset {
@@ -45,7 +47,7 @@ pub fn make(device: &Path, dataset: &str, kind: FsKind, uuid: Uuid) -> Result<()
             ),
         ));
     }
-    format::make(kind, device, uuid).map_err(|error| match &error {
+    format::make_with(options, device, uuid).map_err(|error| match &error {
         format::Error::Sys(e) if e.errno == Errno::EBUSY => Failure::passing(
             reason::BUSY,
             format!(
@@ -53,6 +55,15 @@ pub fn make(device: &Path, dataset: &str, kind: FsKind, uuid: Uuid) -> Result<()
                  configuration of LVM and multipath"
             ),
         ),
+        // What was chosen does not go together, or not with this size.
+        format::Error::Program { .. } | format::Error::Ext2 { .. }
+            if *options != Options::plain(kind) =>
+        {
+            Failure::lasting(
+                reason::BAD_PROPERTY,
+                format!("{dataset}: mkfsOptions: {error}"),
+            )
+        }
         _ => Failure::kernel(format!("{dataset}: {error}")),
     })
 }

@@ -405,9 +405,9 @@ impl Host for KernelHost {
                 .map(drop),
             Act::Format {
                 dataset,
-                kind,
+                options,
                 uuid,
-            } => format::make(&self.device(dataset)?, dataset, *kind, *uuid)
+            } => format::make(&self.device(dataset)?, dataset, options, *uuid)
                 .map_err(|failure| self.room_for(dataset).err().unwrap_or(failure)),
             Act::RecordFormat { dataset, record } => self
                 .zfs

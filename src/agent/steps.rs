@@ -1,8 +1,8 @@
 //! The steps of the storage side. Their names are stable.
 
 use uuid::Uuid;
+use zvolt_kernel::format::Options;
 use zvolt_kernel::nvmet::SubsystemSpec;
-use zvolt_kernel::probe::FsKind;
 use zvolt_kernel::zfs::{CloneSpec, Destroy, ZvolSpec};
 
 use crate::model::volume::{Provisioning, VolumeMode, VolumeStatus, WriteProtect};
@@ -58,8 +58,8 @@ pub enum Act {
     Format {
         /// Full dataset name.
         dataset: String,
-        /// Which filesystem.
-        kind: FsKind,
+        /// Which filesystem, and how it is made.
+        options: Options,
         /// Its UUID.
         uuid: Uuid,
     },

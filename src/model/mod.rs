@@ -3,6 +3,7 @@
 pub mod access;
 pub mod capability;
 pub mod capacity;
+pub mod mkfs;
 pub mod names;
 pub mod object;
 pub mod parameters;

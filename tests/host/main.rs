@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a fixture that fails ends the test")]
 
 mod format;
+mod mkfs;
 mod mounts;
 mod preflight;

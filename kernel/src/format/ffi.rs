@@ -25,6 +25,9 @@ const FLAGS: c_int = 0x4000 | 0x2_0000;
 /// `EXT2_MKJOURNAL_LAZYINIT`.
 const MKJOURNAL_LAZYINIT: c_int = 0x2;
 
+/// `EXT2_BG_INODE_ZEROED`.
+const INODE_ZEROED: u16 = 0x4;
+
 /// `struct ext2_super_block` in the order of the CPU, as the library keeps it in memory.
 #[repr(C, align(8))]
 pub(super) struct Super([u8; 1024]);
@@ -104,6 +107,8 @@ library! {
     fn count_used_clusters(*mut Filsys, u64, u64, *mut u64) -> Errcode;
     fn inode_table_loc(*mut Filsys, u32) -> u64;
     fn bg_itable_unused(*mut Filsys, u32) -> u32;
+    fn bg_flags_set(*mut Filsys, u32, u16);
+    fn group_desc_csum_set(*mut Filsys, u32);
     fn zero_blocks2(*mut Filsys, u64, c_int, *mut u64, *mut c_int) -> Errcode;
     fn read_inode(*mut Filsys, u32, *mut Inode) -> Errcode;
     fn write_inode(*mut Filsys, u32, *mut Inode) -> Errcode;
@@ -283,6 +288,14 @@ impl Filesystem {
         unsafe { (self.api.functions.bg_itable_unused)(self.raw(), group) }
     }
 
+    /// Says that a group's inode table was zeroed whole, so that the kernel need not.
+    pub(super) fn mark_table_zeroed(&mut self, group: u32) {
+        // SAFETY: the handle is live, and the caller counts below `groups`.
+        unsafe { (self.api.functions.bg_flags_set)(self.raw(), group, INODE_ZEROED) };
+        // SAFETY: as above.
+        unsafe { (self.api.functions.group_desc_csum_set)(self.raw(), group) };
+    }
+
     /// Writes zeros.
     pub(super) fn zero_blocks(&mut self, first: u64, count: u32) -> Result<(), Error> {
         let count = c_int::try_from(count)
@@ -395,17 +408,13 @@ impl Filesystem {
     }
 
     /// Makes the journal inode, with the journal's superblock written and its other blocks left as they are.
-    pub(super) fn add_journal(&mut self, blocks: u32) -> Result<(), Error> {
+    /// With `zeroed` they are written too.
+    pub(super) fn add_journal(&mut self, blocks: u32, zeroed: bool) -> Result<(), Error> {
+        let flags = if zeroed { 0 } else { MKJOURNAL_LAZYINIT };
         // The goal "anywhere" lets the library choose the middle, as mke2fs does.
         // SAFETY: the handle is live.
-        let code = unsafe {
-            (self.api.functions.add_journal_inode2)(
-                self.raw(),
-                blocks,
-                u64::MAX,
-                MKJOURNAL_LAZYINIT,
-            )
-        };
+        let code =
+            unsafe { (self.api.functions.add_journal_inode2)(self.raw(), blocks, u64::MAX, flags) };
         self.check("ext2fs_add_journal_inode2", code)
     }
 

@@ -10,6 +10,7 @@ mod child;
 mod ext4;
 mod ffi;
 mod ioctl;
+mod options;
 mod repair;
 mod xfs;
 
@@ -26,6 +27,7 @@ use uuid::Uuid;
 use crate::error::SysError;
 use crate::probe::{self, Content, FsKind};
 
+pub use options::{Ext4Options, Inodes, Options, XfsSetting};
 pub use repair::repair_ext4;
 
 /// Why a filesystem could not be made or grown.
@@ -77,13 +79,22 @@ pub enum Error {
 ///
 /// `EBUSY` when something holds the device.
 pub fn make(kind: FsKind, device: &Path, uuid: Uuid) -> Result<(), Error> {
+    make_with(&Options::plain(kind), device, uuid)
+}
+
+/// The same with what the caller has chosen. `EINVAL` for an ext4 that cannot be so; `mkfs.xfs` says itself what
+/// does not go together.
+pub fn make_with(options: &Options, device: &Path, uuid: Uuid) -> Result<(), Error> {
     let no_child = EXCLUSIVE.read().unwrap_or_else(PoisonError::into_inner);
-    let size = wipe(device, &probe::unfinished_head(kind, uuid))?;
-    match kind {
-        FsKind::Ext4 => ext4::make(device, size, uuid),
-        FsKind::Xfs => {
+    if let Options::Ext4(options) = options {
+        ext4::check(options, device)?;
+    }
+    let size = wipe(device, &probe::unfinished_head(options.kind(), uuid))?;
+    match options {
+        Options::Ext4(options) => ext4::make(options, device, size, uuid),
+        Options::Xfs(settings) => {
             drop(no_child);
-            xfs::make(device, uuid)
+            xfs::make(settings, device, uuid)
         }
     }
 }

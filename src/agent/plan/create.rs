@@ -4,7 +4,7 @@ use zvolt_kernel::zfs::ZvolSpec;
 
 use super::super::observe::{Failure, Format, property};
 use super::super::steps::Act;
-use super::changes;
+use super::{changes, mkfs};
 use crate::model::names;
 use crate::model::volume::{Volume, VolumeMode};
 
@@ -13,7 +13,11 @@ pub(super) fn step(volume: &Volume) -> Result<Act, Failure> {
     let spec = &volume.spec;
     let block = changes::block(volume)?;
     let record = match spec.volume_mode {
-        VolumeMode::Filesystem => Format::PENDING,
+        VolumeMode::Filesystem => {
+            // What cannot be made later is not begun.
+            mkfs::options(volume)?;
+            Format::PENDING
+        }
         VolumeMode::Block => Format::RAW,
     };
     let zvol = ZvolSpec {

@@ -9,6 +9,7 @@ mod create;
 pub(super) mod delete;
 mod export;
 pub(super) mod judge;
+mod mkfs;
 mod protect;
 pub mod source;
 #[cfg(test)]
@@ -156,7 +157,10 @@ pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> 
     let (mut steps, filesystem) = match judge::format(volume, dataset, export)? {
         Content::Raw => (Vec::new(), None),
         Content::Made(uuid) => (Vec::new(), Some(uuid)),
-        Content::ToBeMade => (format(volume, &identity), Some(identity.filesystem_uuid)),
+        Content::ToBeMade => (
+            mkfs::steps(volume, &identity)?,
+            Some(identity.filesystem_uuid),
+        ),
     };
     if source::has_snapshot_of_its_own(volume) {
         let Some(source) = &seen.source else {
@@ -327,34 +331,6 @@ fn admit(
         false if rebuilt => Plan::Run(operation::CONVERGE, steps),
         false => Plan::Run(operation::PUBLISH, steps),
     }
-}
-
-/// Formatting and its record, on a zvol that is pending.
-fn format(volume: &Volume, identity: &Identity) -> Vec<Step> {
-    use zvolt_kernel::probe::FsKind;
-    let dataset = names::zvol(&volume.spec.pool, &volume.metadata.name);
-    let uuid = identity.filesystem_uuid;
-    let kind = match volume.spec.fs_type {
-        FsType::Ext4 => FsKind::Ext4,
-        FsType::Xfs => FsKind::Xfs,
-    };
-    vec![
-        Act::Appear {
-            dataset: dataset.clone(),
-        }
-        .into(),
-        Act::Format {
-            dataset: dataset.clone(),
-            kind,
-            uuid,
-        }
-        .into(),
-        Act::RecordFormat {
-            dataset,
-            record: Format::record(volume.spec.fs_type, uuid),
-        }
-        .into(),
-    ]
 }
 
 /// The status with other published hosts.

@@ -14,7 +14,9 @@ use crate::csi::status::{Kind, Refusal};
 use crate::model::capacity::{self, Range};
 use crate::model::names;
 use crate::model::object::Object;
-use crate::model::parameters::{Changes, DEFAULT_BLOCK, Parameters, vol_block_size};
+use crate::model::parameters::{
+    Changes, DEFAULT_BLOCK, Parameters, check_mkfs_options, vol_block_size,
+};
 use crate::model::placement::Demand;
 use crate::model::volume::{
     Claim, DeletionPolicy, FINALIZER, FsType, Metadata, State, Tuning, Volume, VolumeMode,
@@ -34,6 +36,8 @@ pub(super) struct Wanted {
     /// In bytes, when the caller says it.
     pub(super) block: Option<u64>,
     pub(super) pools: Vec<String>,
+    /// For a filesystem that is made, not copied.
+    mkfs_options: Vec<String>,
     tuning: Tuning,
     deletion_policy: DeletionPolicy,
     claim: Option<Claim>,
@@ -62,18 +66,26 @@ impl Wanted {
             // A class for both kinds of volumes names one; a raw device has none.
             VolumeMode::Block => None,
         };
+        let source = Source::parse(request.volume_content_source.as_ref())?;
+        let mut mkfs_options = parameters.mkfs_options;
+        if capability.volume_mode == VolumeMode::Block || source.is_some() {
+            // A class for all kinds of volumes may have them.
+            mkfs_options.clear();
+        }
+        check_mkfs_options(fs_type.unwrap_or_default(), &mkfs_options)?;
         let asked = request.capacity_range.unwrap_or_default();
         Ok(Self {
             handle: names::handle_of(&request.name),
             name: request.name.clone(),
             volume_mode: capability.volume_mode,
             fs_type,
+            mkfs_options,
             block: parameters.block,
             pools: parameters.pools,
             tuning: changes.apply(&parameters.tuning),
             deletion_policy: parameters.deletion_policy,
             claim: parameters.claim,
-            source: Source::parse(request.volume_content_source.as_ref())?,
+            source,
             range: Range::new(asked.required_bytes, asked.limit_bytes)?,
         })
     }
@@ -128,7 +140,7 @@ impl Wanted {
             volume_mode: self.volume_mode,
             tuning: self.tuning.clone(),
             tuning_before: None,
-            mkfs_options: Vec::new(),
+            mkfs_options: self.mkfs_options.clone(),
             encryption_key_ref: None,
             transport: Default::default(),
             pool: kept.place.pool.clone(),
@@ -195,6 +207,12 @@ impl Wanted {
                 "it was made from {}, not from {}",
                 said(source.as_ref()),
                 said(self.source.as_ref())
+            ))
+        } else if spec.mkfs_options != self.mkfs_options {
+            Some(format!(
+                "its mkfsOptions are {:?}, not {:?}",
+                spec.mkfs_options.join(" "),
+                self.mkfs_options.join(" ")
             ))
         } else if spec.volume_mode != self.volume_mode {
             Some(format!(

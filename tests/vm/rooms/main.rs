@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails ends the test")]
 
+mod block;
 mod fabric;
 mod format;
 mod nvme;
