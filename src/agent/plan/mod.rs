@@ -19,11 +19,11 @@ mod tests;
 
 use zvolt_kernel::nvmet::ObservedSubsystem;
 
-use super::observe::{Failure, Format, Seen};
+use super::observe::{Failure, Seen};
 use super::status::{self, Changes, Exported};
 use super::steps::{Act, Step};
 use crate::model::names::{self, Identity};
-use crate::model::volume::{FsType, Volume, VolumeStatus, reason};
+use crate::model::volume::{Volume, VolumeStatus, reason};
 use access::Access;
 pub use export::NSID;
 use judge::{Content, Found};

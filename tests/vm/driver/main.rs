@@ -14,4 +14,5 @@ mod model;
 mod modes;
 mod outages;
 mod rules;
+mod storage;
 mod syscalls;

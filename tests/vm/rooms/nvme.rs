@@ -2,14 +2,15 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use uuid::Uuid;
 use zvolt_kernel::error::Errno;
-use zvolt_kernel::nvme::{self, ConnectOptions, Error};
-use zvolt_kernel::nvmet::{NamespaceSpec, Outcome};
+use zvolt_kernel::nvme::{self, ConnectOptions, Error, Transport, WriteProtect};
+use zvolt_kernel::nvmet::{NamespaceSpec, Outcome, PortSpec};
 
 use super::fabric::{DEV, Disk, Fabric, NSID, sys};
 
@@ -384,4 +385,72 @@ fn bug_c_37_a_rescan_harms_nothing() {
     );
     nvme::delete(sys(), &controller).unwrap();
     nvme::rescan(sys(), &controller).unwrap();
+}
+
+/// What the plan of a read-only publish rests on: the switch holds for every host, lives in the target's namespace,
+/// survives a disable and ends with the namespace; a loop port that is unlinked takes its controller along.
+#[test]
+fn rule_05_write_protect_holds_for_all_hosts_and_ends_with_the_namespace() {
+    let fabric = Fabric::exported(IPV4);
+    let (_, namespace) = fabric.attach();
+    let device = Path::new(DEV).join(&namespace.block);
+    let write = || {
+        let file = fs::OpenOptions::new().write(true).open(&device)?;
+        file.write_all_at(&[7; 4096], 0)?;
+        file.sync_data()
+    };
+    write().expect("it takes writes");
+    let port = PortSpec {
+        id: fabric.port.id + 500,
+        address: None,
+    };
+    let me = fabric.stranger();
+    fabric.target.converge_port(&port).unwrap();
+    let through_loop = |act: &dyn Fn(&str)| {
+        fabric.target.allow_host(fabric.nqn(), &me.nqn).unwrap();
+        fabric.target.link_port(fabric.nqn(), port.id).unwrap();
+        let options = ConnectOptions {
+            transport: Transport::Loop { port: port.id },
+            host: me.clone(),
+            ctrl_loss_tmo: None,
+            reconnect_delay: None,
+            ..fabric.options()
+        };
+        let connected = nvme::connect(Path::new(DEV), &options).unwrap();
+        let controller = format!("nvme{}", connected.instance);
+        act(&controller);
+        // Left as a crash leaves it: the link goes, and the controller with it.
+        fabric.target.unlink_port(fabric.nqn(), port.id).unwrap();
+        fabric.target.disallow_host(fabric.nqn(), &me.nqn).unwrap();
+        fabric.await_removal(&controller);
+    };
+    let soon = Duration::from_secs(30);
+    let dev = Path::new(DEV);
+    let read = |controller: &str| nvme::write_protect(dev, controller, NSID, soon).unwrap();
+    let set = |controller: &str, state| {
+        nvme::set_write_protect(dev, controller, NSID, state, soon).unwrap();
+        assert_eq!(read(controller), state);
+    };
+    through_loop(&|controller| {
+        assert_eq!(read(controller), WriteProtect::Off);
+        set(controller, WriteProtect::On);
+    });
+    write().expect_err("protected");
+    let enable = fabric
+        .subsystem_dir()
+        .join(format!("namespaces/{NSID}/enable"));
+    fs::write(&enable, "0").unwrap();
+    fs::write(&enable, "1").unwrap();
+    through_loop(&|controller| assert_eq!(read(controller), WriteProtect::On));
+    fabric.target.remove_namespace(fabric.nqn(), NSID).unwrap();
+    fabric
+        .target
+        .converge_namespace(fabric.nqn(), &fabric.namespace)
+        .unwrap();
+    through_loop(&|controller| {
+        assert_eq!(read(controller), WriteProtect::Off);
+        set(controller, WriteProtect::On);
+        set(controller, WriteProtect::Off);
+    });
+    fabric.target.remove_port(port.id).unwrap();
 }

@@ -10,10 +10,11 @@ use uuid::Uuid;
 use zvolt_kernel::nvmet::{ObservedNamespace, ObservedSubsystem};
 use zvolt_kernel::zfs::{Pool, Properties};
 
-use super::super::observe::{Class, Dataset, Reserved, Storage};
+use super::super::observe::{Class, Dataset, Format, Reserved, Storage};
 use super::*;
 use crate::model::volume::{
-    Claim, DeletionPolicy, Provisioning, State, Tuning, VolumeMode, VolumeType, WriteProtect,
+    Claim, DeletionPolicy, FsType, Provisioning, State, Tuning, VolumeMode, VolumeType,
+    WriteProtect,
 };
 use crate::ops::Step as _;
 use crate::store::conformance::{initiator, volume};
