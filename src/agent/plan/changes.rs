@@ -83,12 +83,14 @@ fn bad(message: String) -> Failure {
     Failure::lasting(reason::BAD_PROPERTY, message)
 }
 
-/// The API's `zstd-3-fast` is ZFS's `zstd-fast-3`; all else is called the same.
+/// The API's `zstd-3-fast` is ZFS's `zstd-fast-3`, and the first of them is told as `zstd-fast`, whatever was set; all
+/// else is called the same.
 fn compression(text: &str) -> String {
     match text
         .strip_prefix("zstd-")
         .and_then(|rest| rest.strip_suffix("-fast"))
     {
+        Some("1") => "zstd-fast".to_owned(),
         Some(level) => format!("zstd-fast-{level}"),
         None => text.to_owned(),
     }

@@ -253,3 +253,14 @@ fn rule_02_nothing_is_changed_in_another_pool_of_the_name() {
     let now = seen(Some(exported(&[])), Some(other));
     assert_eq!(failure(&volume, &now).reason, reason::POOL_REPLACED);
 }
+
+#[test]
+fn a_value_that_zfs_tells_by_another_name_is_not_set_for_ever() {
+    let volume = changed(&[], |v| v.spec.tuning.compression = "zstd-1-fast".into());
+    assert_eq!(
+        sets(&volume, dataset()),
+        [("compression", "zstd-fast".to_owned())]
+    );
+    let now = look(owning(&[("compression", "zstd-fast")]));
+    assert_eq!(run(&volume, &now), ("agent.modify", vec!["store.status"]));
+}
