@@ -18,17 +18,17 @@ fn rule_04_a_process_that_has_the_device_open_is_seen() {
     let device = Disk::new();
     let id = block::dev_id(&device.device).unwrap();
     let openers = || block::openers(Path::new("/proc"), id).unwrap();
-    // The loop driver holds the image, and this process itself does not count.
+    // This process itself does not count. (udevd may look at a new device too.)
     let _own = File::open(&device.device).unwrap();
-    assert_eq!(openers(), [0_u32; 0]);
+    assert!(!openers().contains(&std::process::id()));
     let mut reader = Command::new("cat")
         .arg("-")
         .stdin(Stdio::piped())
         .stdout(File::open(&device.device).unwrap())
         .spawn()
         .unwrap();
-    assert_eq!(openers(), [reader.id()]);
+    assert!(openers().contains(&reader.id()));
     drop(reader.stdin.take());
     reader.wait().unwrap();
-    assert_eq!(openers(), [0_u32; 0]);
+    assert!(!openers().contains(&reader.id()));
 }
