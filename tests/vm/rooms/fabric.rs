@@ -190,11 +190,20 @@ impl Fabric {
 
     /// Connects and waits for the namespace: the controller's name, and the namespace.
     pub(super) fn attach(&self) -> (String, Namespace) {
-        let connected = self.connect().unwrap();
-        (
-            format!("nvme{}", connected.instance),
-            self.await_namespace(self.namespace.uuid),
-        )
+        let name = format!("nvme{}", self.connect().unwrap().instance);
+        // The kernel tells both, in either order: an event that is left over would look like a reconnect.
+        let (mut namespace, mut connected) = (None, false);
+        self.await_event("the controller and its namespace", |event| {
+            connected |= is_connected(event, &name);
+            if is_new_disk(event) {
+                namespace = nvme::namespace(sys(), &event.devname)
+                    .unwrap()
+                    .filter(|n| n.uuid == Some(self.namespace.uuid))
+                    .or(namespace.take());
+            }
+            connected && namespace.is_some()
+        });
+        (name, namespace.unwrap())
     }
 
     /// The next event that is wanted.
@@ -217,7 +226,7 @@ impl Fabric {
     pub(super) fn await_namespace(&self, uuid: Uuid) -> Namespace {
         let mut found = None;
         self.await_event("the namespace", |event| {
-            if event.action == "add" && event.subsystem == "block" && event.devtype == "disk" {
+            if is_new_disk(event) {
                 found = nvme::namespace(sys(), &event.devname).unwrap();
             }
             found.as_ref().is_some_and(|n| n.uuid == Some(uuid))
@@ -233,12 +242,7 @@ impl Fabric {
 
     /// Waits until the controller is live again after a loss.
     pub(super) fn await_reconnect(&self, controller: &str) {
-        self.await_event("a reconnect", |event| {
-            event.devname == controller
-                && event
-                    .pairs
-                    .contains(&("NVME_EVENT".into(), "connected".into()))
-        });
+        self.await_event("a reconnect", |event| is_connected(event, controller));
         assert_eq!(self.controller(controller).unwrap().state, "live");
     }
 
@@ -251,6 +255,15 @@ impl Fabric {
         all.retain(|c| c.subsystem_nqn == self.nqn());
         all
     }
+}
+
+fn is_new_disk(event: &Uevent) -> bool {
+    event.action == "add" && event.subsystem == "block" && event.devtype == "disk"
+}
+
+fn is_connected(event: &Uevent, controller: &str) -> bool {
+    let connected = ("NVME_EVENT".into(), "connected".into());
+    event.devname == controller && event.pairs.contains(&connected)
 }
 
 impl Drop for Fabric {

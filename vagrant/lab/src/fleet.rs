@@ -105,12 +105,21 @@ impl<'a> Member<'a> {
         self.wait_dead()
     }
 
-    /// Waits until the process is gone, however it went.
+    /// Waits until the process is gone, however it went; where the kernel holds it, says in what call.
     pub fn wait_dead(&self) -> Result<()> {
         // pidwait returns as soon as there is no such process.
-        self.vm
-            .ok("timeout 60 pidwait -x zvolt || [ $? -eq 1 ]")
-            .map(drop)
+        let waited = self.vm.run("timeout 60 pidwait -x zvolt || [ $? -eq 1 ]")?;
+        if waited.status == 0 {
+            return Ok(());
+        }
+        let held = self.vm.ok("for task in /proc/[0-9]*/task/[0-9]*; do \
+               grep -q '^State:.D' $task/status 2>/dev/null || continue; \
+               echo \"$task $(cat $task/comm)\"; sed 's/^/  /' $task/stack; \
+             done")?;
+        bail!(
+            "the driver on {} does not end; tasks that the kernel holds:\n{held}",
+            self.vm.name()
+        )
     }
 
     /// Whether the process lives.
