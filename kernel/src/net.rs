@@ -5,6 +5,8 @@
 //! answers best: it knows local routes, duplicate address detection and `ip_nonlocal_bind`, as the target's own bind
 //! does. The socket only says when to ask again. Needs no capability, and the network namespace of the host.
 
+mod blackhole;
+
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Instant;
@@ -19,6 +21,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeSpec;
 
+pub use self::blackhole::{blackhole, unblackhole};
 use crate::error::SysError;
 
 /// `RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR` (`linux/rtnetlink.h`).

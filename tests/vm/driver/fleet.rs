@@ -40,7 +40,7 @@ impl Fleet {
         let nodes = ["node0", "node1"].map(|name| Member::node(lab, name));
         let all = [&storage, &nodes[0], &nodes[1]];
         let is_usable = |member: &Member<'_>| {
-            member.is_running().unwrap() && leftovers(member.vm()).unwrap().is_empty()
+            member.is_running_as_told().unwrap() && leftovers(member.vm()).unwrap().is_empty()
         };
         if !all_at_once(&all, is_usable)
             .into_iter()

@@ -14,5 +14,7 @@ mod model;
 mod modes;
 mod outages;
 mod rules;
+mod scale;
+mod snapshots;
 mod storage;
 mod syscalls;

@@ -1,12 +1,14 @@
 //! The safety rules of the design, each by its number, on real kernels.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use tonic::Code;
-use zvolt_lab::fleet::KUBELET;
-use zvolt_lab::orchestrator::Wanted;
+use zvolt_lab::fleet::{KUBELET, STORE};
+use zvolt_lab::orchestrator::{Wanted, create_request, single_writer};
+use zvolt_proto::csi;
 
-use crate::fleet::{Fleet, assert_refused, lab};
+use crate::fleet::{Fleet, Journey, assert_refused, lab};
 
 /// Zeroes the head of a volume's zvol, behind the driver's back.
 fn wipe(fleet: &Fleet, id: &str) {
@@ -304,6 +306,98 @@ fn rule_10_a_dead_target_hangs_no_call() {
     volume.take_from("node1");
     volume.delete();
     fleet.assert_clean();
+}
+
+/// A secret that comes with every call of a volume's life is found nowhere: not in a log, a timeline, an
+/// argument, the store, ZFS or what the calls answered.
+#[test]
+fn rule_11_a_secret_is_told_to_nobody() {
+    const SECRET: &str = "hunter2-1f6d0c";
+    let fleet = Fleet::fresh();
+    let secrets = || HashMap::from([("key".to_owned(), SECRET.to_owned())]);
+    let answers = lives_with(&fleet, "pvc-secret", &secrets);
+    assert!(!answers.contains(SECRET), "{answers}");
+    // One call is refused: the words of the refusal are looked at too.
+    let mut refused = create_request(&Wanted::named("pvc-refused").parameter("colour", "blue"));
+    refused.secrets = secrets();
+    let refusal = fleet.controller.create_raw(refused).unwrap_err();
+    assert!(!format!("{refusal:?}").contains(SECRET), "{refusal:?}");
+    for name in ["storage0", "node0"] {
+        let found = fleet.vm(name).ok(&format!(
+            "{{ journalctl --no-pager -u zvolt; dmesg; zvolt trace --output json; \
+             for p in $(pgrep -x zvolt); do tr '\\0' ' ' < /proc/$p/cmdline; tr '\\0' ' ' < /proc/$p/environ; done; \
+             find {STORE} /run/zvolt -type f -exec cat {{}} +; \
+             zfs get -H all -r tank; zpool history -il tank; }} > /tmp/told 2>&1; \
+             grep -c pvc-secret /tmp/told; grep -c hunter2 /tmp/told; rm /tmp/told"
+        ));
+        let found = found.unwrap();
+        let [volume, secret]: [u32; 2] = found
+            .split_whitespace()
+            .map(|n| n.parse().unwrap())
+            .collect::<Vec<_>>()
+            .try_into()
+            .unwrap();
+        assert!(volume > 0, "on {name}: it is told of the volume");
+        assert_eq!(secret, 0, "on {name}");
+    }
+    fleet.assert_clean();
+}
+
+/// A volume's whole life with secrets in every call that takes some; gives all answers as text.
+fn lives_with(fleet: &Fleet, name: &str, secrets: &dyn Fn() -> HashMap<String, String>) -> String {
+    let (controller, node) = (&fleet.controller, &fleet.nodes["node0"]);
+    let capability = Some(single_writer("ext4"));
+    let mut request = create_request(&Wanted::named(name));
+    request.secrets = secrets();
+    let volume = controller.create_raw(request).unwrap();
+    let journey = Journey {
+        fleet,
+        id: volume.volume_id.clone(),
+        fs_type: "ext4".into(),
+    };
+    let attach = csi::ControllerPublishVolumeRequest {
+        volume_id: journey.id.clone(),
+        node_id: "node0".into(),
+        volume_capability: capability.clone(),
+        secrets: secrets(),
+        ..Default::default()
+    };
+    let mut client = controller.controller();
+    let attached = controller
+        .call(client.controller_publish_volume(controller.request(attach)))
+        .unwrap();
+    let stage = csi::NodeStageVolumeRequest {
+        volume_id: journey.id.clone(),
+        publish_context: attached.publish_context.clone(),
+        staging_target_path: journey.staging(),
+        volume_capability: capability.clone(),
+        secrets: secrets(),
+        ..Default::default()
+    };
+    let paths = format!(
+        "mkdir -p {} $(dirname {})",
+        journey.staging(),
+        journey.target()
+    );
+    fleet.vm("node0").ok(&paths).unwrap();
+    let mut client = node.node();
+    node.call(client.node_stage_volume(node.request(stage)))
+        .unwrap();
+    let publish = csi::NodePublishVolumeRequest {
+        volume_id: journey.id.clone(),
+        publish_context: attached.publish_context.clone(),
+        staging_target_path: journey.staging(),
+        target_path: journey.target(),
+        volume_capability: capability,
+        secrets: secrets(),
+        ..Default::default()
+    };
+    node.call(client.node_publish_volume(node.request(publish)))
+        .unwrap();
+    let said = format!("{volume:?} {attached:?}");
+    journey.take_from("node0");
+    journey.delete();
+    said
 }
 
 #[test]

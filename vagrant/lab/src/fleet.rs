@@ -65,6 +65,13 @@ impl<'a> Member<'a> {
         self.vm
     }
 
+    fn command(&self) -> String {
+        format!(
+            "/usr/local/bin/zvolt {} --endpoint unix://{SOCKET} --kubelet-dir {KUBELET}",
+            self.arguments
+        )
+    }
+
     /// Starts the driver and waits until it says that it is ready.
     pub fn start(&self) -> Result<()> {
         self.start_with(&[])
@@ -80,8 +87,8 @@ impl<'a> Member<'a> {
             "mkdir -p {KUBELET}/plugins {KUBELET}/pods; systemctl reset-failed {UNIT} 2>/dev/null; \
              systemd-run --quiet --collect --unit={UNIT} --service-type=notify --property=TimeoutStartSec=60 \
              --property=KillMode=process --setenv=RUST_LOG=zvolt=debug {environment}\
-             /usr/local/bin/zvolt {} --endpoint unix://{SOCKET} --kubelet-dir {KUBELET}",
-            self.arguments
+             {}",
+            self.command()
         ))
         .with_context(|| {
             let log = self.log().unwrap_or_default();
@@ -125,6 +132,14 @@ impl<'a> Member<'a> {
     /// Whether the process lives.
     pub fn is_running(&self) -> Result<bool> {
         Ok(self.vm.run("pgrep -x zvolt")?.status == 0)
+    }
+
+    /// Whether the process lives and was started with these arguments.
+    pub fn is_running_as_told(&self) -> Result<bool> {
+        let running = self
+            .vm
+            .run("p=$(pgrep -x zvolt) && tr '\\0' ' ' < /proc/$p/cmdline")?;
+        Ok(running.status == 0 && running.stdout.trim() == self.command())
     }
 
     /// Its log since boot.

@@ -22,6 +22,7 @@ pub mod keeper;
 pub mod machine;
 pub mod orchestrator;
 pub mod progress;
+pub mod snapshots;
 mod ssh;
 pub mod tiers;
 mod vm;

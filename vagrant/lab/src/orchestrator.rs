@@ -130,6 +130,10 @@ impl Csi {
         })
     }
 
+    pub(crate) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
     /// The same socket with another deadline for each call.
     #[must_use]
     pub fn within(&self, deadline: Duration) -> Self {

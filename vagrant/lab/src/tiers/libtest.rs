@@ -2,11 +2,12 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
 use super::Counts;
-use crate::cleanup;
+use crate::{cleanup, progress};
 
 /// What test programs have printed so far.
 #[derive(Debug, Default)]
@@ -90,15 +91,32 @@ fn announced(line: &str) -> Option<usize> {
 
 /// Runs a command that runs test programs.
 pub(super) fn run(command: Command, counts: &mut Counts) -> Result<()> {
+    run_and_say(command, counts, |said| println!("{said}"))
+}
+
+/// The same for programs that run one test at a time: says how long each took.
+pub(super) fn run_in_turn(command: Command, counts: &mut Counts) -> Result<()> {
+    let mut begin = Instant::now();
+    run_and_say(command, counts, |said| {
+        if said.starts_with(' ') {
+            println!("{said}");
+        } else {
+            println!("{said} ({})", progress::seconds(begin.elapsed()));
+            begin = Instant::now();
+        }
+    })
+}
+
+fn run_and_say(command: Command, counts: &mut Counts, mut say: impl FnMut(&str)) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut reader = Reader::default();
     let status = follow(command, |line| {
         if let Some(said) = reader.line(line) {
-            println!("{said}");
+            say(&said);
         }
     })?;
     if let Some(said) = reader.abandon() {
-        println!("{said}");
+        say(&said);
     }
     counts.add(reader.counts);
     let told = reader.counts.failed > 0 || reader.counts.not_run > 0;

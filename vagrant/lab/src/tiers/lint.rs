@@ -40,14 +40,17 @@ const CHECKS: [(&str, Check); 4] = [
 fn clippy(which: &[&str]) -> Command {
     let mut command = build::cargo();
     command.arg("clippy").args(which);
+    // Test programs that only the lab runs (`test = false`) are not among "all targets".
     command.args([
         "--all-targets",
-        "--locked",
-        "--quiet",
-        "--",
-        "-D",
-        "warnings",
+        "--test",
+        "host",
+        "--test",
+        "rooms",
+        "--test",
+        "vm",
     ]);
+    command.args(["--locked", "--quiet", "--", "-D", "warnings"]);
     command
 }
 

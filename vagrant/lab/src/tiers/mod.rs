@@ -4,6 +4,8 @@
 mod build;
 mod libtest;
 mod lint;
+#[cfg(test)]
+mod rules;
 mod sanity;
 mod vm;
 
@@ -211,7 +213,7 @@ fn on_host(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
     command
         .args(["--test-threads=1", "--color=never"])
         .args(filter);
-    libtest::run(command, counts)
+    libtest::run_in_turn(command, counts)
 }
 
 /// The root of the workspace.

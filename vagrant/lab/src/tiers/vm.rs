@@ -68,7 +68,7 @@ fn in_lab(lab: &Lab, filter: Option<&str>, counts: &mut Counts, programs: &Progr
     // A part that cannot run must not hide another's outcome either.
     let mut outcome = Ok(());
     if let Some(tests) = &programs.lab {
-        outcome = outcome.and(libtest::run(from_here(lab, tests, filter), counts));
+        outcome = outcome.and(libtest::run_in_turn(from_here(lab, tests, filter), counts));
     }
     if let Some(rooms) = &programs.rooms {
         outcome = outcome
@@ -78,7 +78,8 @@ fn in_lab(lab: &Lab, filter: Option<&str>, counts: &mut Counts, programs: &Progr
         let installed = progress::part("copying the driver to the machines", || {
             install(&lab.vms().iter().collect::<Vec<_>>(), driver, DRIVER)
         });
-        let ran = installed.and_then(|()| libtest::run(from_here(lab, tests, filter), counts));
+        let ran =
+            installed.and_then(|()| libtest::run_in_turn(from_here(lab, tests, filter), counts));
         outcome = outcome.and(ran.context("the tests of the driver"));
     }
     outcome
@@ -112,7 +113,7 @@ fn inside_storage0(
         "--color=never".to_owned(),
     ];
     words.extend(filter.map(crate::quote));
-    libtest::run(vm.interactive(&words), counts)
+    libtest::run_in_turn(vm.interactive(&words), counts)
 }
 
 /// Copies a program, without what only a debugger needs, to machines, all at once, and sees that it

@@ -4,8 +4,10 @@
 //! The names come from the driver's own timelines: a step that is added is killed at as well. After a step that only
 //! looks or waits the machine is as it was before it.
 
+mod changes;
+
 use tonic::Status;
-use zvolt_lab::orchestrator::Wanted;
+use zvolt_lab::orchestrator::{Csi, Wanted};
 
 use crate::fleet::{Fleet, Journey};
 
@@ -63,27 +65,33 @@ fn volume<'a>(fleet: &'a Fleet, id: &str) -> Journey<'a> {
 /// The names of the steps that a call runs in the process to kill, in the order in which they end.
 fn steps_of(fleet: &Fleet, call: Call) -> Vec<String> {
     let volume = volume(fleet, "pvc-dry-run");
-    let operations = || {
-        let socket = if call.is_on_node() {
-            &fleet.nodes["node0"]
-        } else {
-            &fleet.controller
-        };
-        socket.operations(&volume.id).unwrap()
+    let socket = if call.is_on_node() {
+        &fleet.nodes["node0"]
+    } else {
+        &fleet.controller
     };
     for before in LIFE.iter().filter(|c| **c < call) {
         act(&volume, *before).unwrap();
     }
-    let seen = operations().len();
-    act(&volume, call).unwrap();
+    let steps = step_names(socket, &volume.id, || act(&volume, call).unwrap());
+    for after in LIFE.iter().filter(|c| **c > call) {
+        act(&volume, *after).unwrap();
+    }
+    steps
+}
+
+/// The names of the steps that `act` makes a driver run for a volume, in the order in which they end.
+fn step_names(socket: &Csi, volume: &str, act: impl FnOnce()) -> Vec<String> {
+    let seen = socket.operations(volume).unwrap().len();
+    act();
     let mut steps = Vec::new();
-    for step in operations()[seen..].iter().flat_map(|o| &o.steps) {
+    for step in socket.operations(volume).unwrap()[seen..]
+        .iter()
+        .flat_map(|o| &o.steps)
+    {
         if !steps.contains(&step.name) {
             steps.push(step.name.clone());
         }
-    }
-    for after in LIFE.iter().filter(|c| **c > call) {
-        act(&volume, *after).unwrap();
     }
     steps
 }
@@ -161,8 +169,9 @@ fn killed_at(fleet: &Fleet, call: Call, point: &str, id: &str) {
 }
 
 /// Steps that change nothing.
-const LOOKS_OR_WAITS: [&str; 12] = [
+pub(crate) const LOOKS_OR_WAITS: [&str; 14] = [
     "observe",
+    "pool.turn",
     "nvmet.observe",
     "zfs.observe",
     "zvol.appear",
@@ -172,6 +181,7 @@ const LOOKS_OR_WAITS: [&str; 12] = [
     "device.verify",
     "device.released",
     "volume.await-ready",
+    "snapshot.await-ready",
     "volume.await-admitted",
     "volume.await-fenced",
 ];

@@ -1,0 +1,147 @@
+//! A listening address whose answers are dropped: a policy rule (rtnetlink(7) `RTM_NEWRULE`, `FR_ACT_BLACKHOLE` of
+//! `linux/fib_rules.h`) for what TCP sends from it. A client's SYN is lost then and is sent again a second later; a
+//! refusal would be final, whether it came from TCP or from what listens there. Needs `CAP_NET_ADMIN`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, RulePortRange};
+use netlink_packet_route::{AddressFamily, IpProtocol};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, sendto, socket,
+};
+
+use super::{DATAGRAM_BYTES, SUBJECT};
+use crate::error::SysError;
+
+/// After the rule of the local table (0): what this machine sends to itself is not dropped.
+const PRIORITY: u32 = 1;
+
+/// Drops what TCP sends from `address` from now on. Whether it was not so before.
+pub fn blackhole(address: SocketAddr) -> Result<bool, SysError> {
+    let request = RouteNetlinkMessage::NewRule(rule(address));
+    match ask(request, NLM_F_CREATE | NLM_F_EXCL) {
+        Err(error) if error.errno == Errno::EEXIST => Ok(false),
+        outcome => outcome.map(|()| true),
+    }
+}
+
+/// Lets it out again. Whether it was dropped before.
+pub fn unblackhole(address: SocketAddr) -> Result<bool, SysError> {
+    match ask(RouteNetlinkMessage::DelRule(rule(address)), 0) {
+        // ENOENT: no such rule. EAFNOSUPPORT: no rules at all, as without IPv6.
+        Err(error) if matches!(error.errno, Errno::ENOENT | Errno::EAFNOSUPPORT) => Ok(false),
+        outcome => outcome.map(|()| true),
+    }
+}
+
+fn rule(address: SocketAddr) -> RuleMessage {
+    let mut rule = RuleMessage::default();
+    let (family, bits) = match address.ip() {
+        IpAddr::V4(_) => (AddressFamily::Inet, 32),
+        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+    };
+    rule.header.family = family;
+    rule.header.action = RuleAction::Blackhole;
+    let port = RulePortRange {
+        start: address.port(),
+        end: address.port(),
+    };
+    rule.attributes = vec![
+        RuleAttribute::Priority(PRIORITY),
+        RuleAttribute::IpProtocol(IpProtocol::Tcp),
+        RuleAttribute::SourcePortRange(port),
+    ];
+    if !address.ip().is_unspecified() {
+        rule.header.src_len = bits;
+        rule.attributes.push(RuleAttribute::Source(address.ip()));
+    }
+    rule
+}
+
+/// Sends one request and reads what became of it.
+fn ask(request: RouteNetlinkMessage, flags: u16) -> Result<(), SysError> {
+    let subject = match &request {
+        RouteNetlinkMessage::NewRule(_) => "NETLINK_ROUTE RTM_NEWRULE",
+        _ => "NETLINK_ROUTE RTM_DELRULE",
+    };
+    let mut message = NetlinkMessage::from(request);
+    message.header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    let socket = open()?;
+    let kernel = NetlinkAddr::new(0, 0);
+    sendto(socket.as_raw_fd(), &bytes, &kernel, MsgFlags::empty())
+        .map_err(|errno| SysError::new("sendto", subject, errno))?;
+    let mut reply = [0; DATAGRAM_BYTES];
+    // The kernel answers within sendto: nothing is waited for.
+    let length = loop {
+        match recv(socket.as_raw_fd(), &mut reply, MsgFlags::MSG_DONTWAIT) {
+            Err(Errno::EINTR) => {}
+            outcome => break outcome.map_err(|errno| SysError::new("recv", subject, errno))?,
+        }
+    };
+    match answer(&reply[..length]) {
+        Ok(()) => Ok(()),
+        Err(errno) => Err(SysError::new("sendmsg", subject, errno)),
+    }
+}
+
+/// What an acknowledgement says (`struct nlmsgerr`).
+fn answer(datagram: &[u8]) -> Result<(), Errno> {
+    let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(datagram);
+    match message.map(|m| m.payload) {
+        Ok(NetlinkPayload::Error(error)) => match error.code {
+            None => Ok(()),
+            Some(code) => Err(Errno::from_raw(-code.get())),
+        },
+        _ => Err(Errno::EBADMSG),
+    }
+}
+
+fn open() -> Result<OwnedFd, SysError> {
+    let fd = socket(
+        nix::sys::socket::AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkRoute,
+    )
+    .map_err(|errno| SysError::new("socket", SUBJECT, errno))?;
+    bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))
+        .map_err(|errno| SysError::new("bind", SUBJECT, errno))?;
+    Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn an_answer_is_read() {
+        let mut bytes = vec![0; 36];
+        bytes[0] = 36;
+        bytes[4] = 2; // NLMSG_ERROR
+        assert_eq!(answer(&bytes), Ok(()));
+        bytes[16..20].copy_from_slice(&(-17_i32).to_ne_bytes());
+        assert_eq!(answer(&bytes), Err(Errno::EEXIST));
+        assert_eq!(answer(&bytes[..8]), Err(Errno::EBADMSG));
+    }
+
+    #[test]
+    fn a_rule_is_of_one_address_and_port() {
+        let told = rule("[fd00::1]:4420".parse().unwrap());
+        assert_eq!(told.header.src_len, 128);
+        let source = RuleAttribute::Source("fd00::1".parse().unwrap());
+        assert!(told.attributes.contains(&source));
+        let everywhere = rule("0.0.0.0:4420".parse().unwrap());
+        assert_eq!(everywhere.header.src_len, 0);
+        assert_eq!(everywhere.attributes.len(), 3);
+    }
+}
