@@ -327,6 +327,14 @@ impl Host for KernelHost {
         self.ports.converge(&self.target)
     }
 
+    fn hold_ports(&self) -> Result<bool, Failure> {
+        self.ports.hold(&self.target)
+    }
+
+    fn open_ports(&self) -> Result<(), Failure> {
+        self.ports.open()
+    }
+
     fn export(&self, nqn: &str) -> Result<Option<ObservedSubsystem>, Failure> {
         self.target.observe(nqn).map_err(Failure::kernel)
     }

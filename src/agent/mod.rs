@@ -53,6 +53,8 @@ use volumes::Prepared;
 
 /// How long a stop waits for the reconciles that run.
 const GRACE: Duration = Duration::from_secs(30);
+/// How long ports that have just come are kept from answering, while volumes are linked to them, at the most.
+const HELD: Duration = Duration::from_secs(10);
 
 /// Where the kernel's trees are.
 #[derive(Debug, Clone)]
@@ -184,6 +186,7 @@ impl<S: Store, H: Host> Agent<S, H> {
             report: Some(Instant::now() + report::PERIOD),
             is_stale: false,
             searched: Vec::new(),
+            held: None,
             parallel,
             news,
             all,
@@ -225,6 +228,8 @@ struct Serving<S, H> {
     is_stale: bool,
     /// Pools that were looked through for what was left behind.
     searched: Vec<String>,
+    /// When ports that were held for what is to be linked answer at the latest.
+    held: Option<Instant>,
 }
 
 /// What was done besides.
@@ -281,7 +286,7 @@ impl<S: Store, H: Host> Serving<S, H> {
         }
         let built = prepared.iter_mut().filter_map(|p| p.built.take()).collect();
         let all = self.all.clone();
-        tokio::task::spawn_blocking(move || all.link(built)).await?;
+        tokio::task::spawn_blocking(move || all.link(built)).await??;
         Ok(prepared)
     }
 
@@ -291,13 +296,17 @@ impl<S: Store, H: Host> Serving<S, H> {
             happened = self.volumes.happens() => {
                 let effects = self.volumes.deal(happened)?;
                 self.spread(&effects);
+                if self.held.is_some() && self.volumes.is_idle() {
+                    self.open_ports().await?;
+                }
             }
             happened = self.snapshots.happens() => {
                 let effects = self.snapshots.deal(happened)?;
                 self.spread(&effects);
             }
             Some(done) = self.aside.join_next() => self.besides(done?),
-            Some(news) = self.news.recv() => self.heard(&news),
+            Some(news) = self.news.recv() => self.heard(&news).await?,
+            () = until(self.held) => self.open_ports().await?,
             () = until(self.report) => {
                 (self.report, self.is_stale) = (None, false);
                 let all = self.all.clone();
@@ -308,7 +317,7 @@ impl<S: Store, H: Host> Serving<S, H> {
     }
 
     /// Whoever the host's news may be about looks again.
-    fn heard(&mut self, news: &News) {
+    async fn heard(&mut self, news: &News) -> Result<(), Error> {
         match news {
             News::Zvol(dataset) => {
                 tracing::info!(dataset, "a pool that was away is back");
@@ -317,9 +326,24 @@ impl<S: Store, H: Host> Serving<S, H> {
             }
             News::Ports => {
                 tracing::info!("a portal's address has appeared: all exports are linked to it");
+                let all = self.all.clone();
+                tokio::task::spawn_blocking(move || all.host.hold_ports()).await??;
+                self.held = Some(Instant::now() + HELD);
                 self.volumes.nudge(|_| true);
+                if self.volumes.is_idle() {
+                    self.open_ports().await?;
+                }
             }
         }
+        Ok(())
+    }
+
+    /// What was held may answer.
+    async fn open_ports(&mut self) -> Result<(), Error> {
+        self.held = None;
+        let all = self.all.clone();
+        tokio::task::spawn_blocking(move || all.host.open_ports()).await??;
+        Ok(())
     }
 
     /// What one object's reconcile did that concerns others.
@@ -380,6 +404,9 @@ impl<S: Store, H: Host> Serving<S, H> {
         let rest = async {
             while self.volumes.next_ended().await?.is_some() {}
             while self.snapshots.next_ended().await?.is_some() {}
+            if self.held.is_some() {
+                self.open_ports().await?;
+            }
             while let Some(done) = self.aside.join_next().await {
                 done?;
             }

@@ -251,6 +251,10 @@ pub trait Host: Snapshots {
     fn ports(&self) -> Vec<u16>;
     /// Makes the target's ports.
     fn converge_ports(&self) -> Result<(), Failure>;
+    /// Keeps the ports that do not listen yet from answering; whether there are such.
+    fn hold_ports(&self) -> Result<bool, Failure>;
+    /// Lets all ports answer.
+    fn open_ports(&self) -> Result<(), Failure>;
     /// The subsystem called `nqn`.
     fn export(&self, nqn: &str) -> Result<Option<ObservedSubsystem>, Failure>;
     /// Pool and dataset, and what is behind the export.

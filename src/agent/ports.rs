@@ -68,6 +68,40 @@ impl Ports {
         Ok(())
     }
 
+    /// Drops the answers of every port that does not listen yet, until [`Ports::open`]; whether there is one.
+    ///
+    /// A port listens with its first link, and a host that then asks for a subsystem that is linked a moment later is
+    /// refused for good (`NVME_SC_CONNECT_INVALID_PARAM` with DNR, `nvmet_alloc_ctrl`): its mounts are lost. A host
+    /// that is not answered tries again.
+    pub(super) fn hold(&self, target: &Target) -> Result<bool, Failure> {
+        let mut holds = false;
+        for port in &self.specs {
+            let Some(address) = port.address else {
+                continue;
+            };
+            if target.is_listening(port.id).map_err(Failure::kernel)? {
+                continue;
+            }
+            match net::blackhole(address) {
+                Ok(_) => holds = true,
+                Err(error) => tracing::warn!(
+                    %error,
+                    "the portal answers before all exports are linked: hosts that reconnect in that moment may give up"
+                ),
+            }
+        }
+        Ok(holds)
+    }
+
+    /// Lets every port answer, whoever held it.
+    pub(super) fn open(&self) -> Result<(), Failure> {
+        self.specs
+            .iter()
+            .filter_map(|port| port.address)
+            .try_for_each(|address| net::unblackhole(address).map(drop))
+            .map_err(Failure::kernel)
+    }
+
     /// The ports that hosts can be given now, by number.
     pub(super) fn usable(&self) -> Vec<u16> {
         self.there().iter().copied().collect()

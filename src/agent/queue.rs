@@ -123,6 +123,11 @@ impl<T: Reconciled, S: Store, H: Host> Queue<T, S, H> {
         }
     }
 
+    /// Whether nothing runs or waits for its turn.
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.tasks.is_empty()
+    }
+
     /// Starts nothing more.
     pub(super) fn close(&mut self) {
         self.waiting.clear();

@@ -308,8 +308,25 @@ impl<S: Store, H: Host> Reconciler<S, H> {
         }
     }
 
-    /// Start-up, second half: links all that was built, with nothing in between.
-    pub(super) fn link(&self, all: Vec<Built>) {
+    /// Start-up, second half: links all that was built, with nothing in between. No port answers before.
+    pub(super) fn link(&self, all: Vec<Built>) -> Result<(), Failure> {
+        let mut opening = Running::start("");
+        if !all.is_empty() {
+            opening.enter(plan::operation::OPEN, &self.journal);
+            opening
+                .timeline
+                .step("ports.hold", || self.host.hold_ports())?;
+        }
+        self.link_each(all);
+        // Also when there was nothing to link: an agent that was killed may have left them held.
+        opening
+            .timeline
+            .step("ports.open", || self.host.open_ports())?;
+        opening.finish(Ok(()), &self.journal);
+        Ok(())
+    }
+
+    fn link_each(&self, all: Vec<Built>) {
         let deadline = Instant::now() + DEADLINE;
         let linked: Vec<_> = all
             .into_iter()

@@ -41,6 +41,12 @@ impl Target {
         }))
     }
 
+    /// Whether a subsystem is linked to a port: that is when it listens (`nvmet_port_subsys_allow_link`).
+    pub fn is_listening(&self, port: u16) -> Result<bool, Error> {
+        let links = self.root().join(format!("ports/{port}/subsystems"));
+        Ok(!entries(&links)?.is_empty())
+    }
+
     /// The NQNs of all subsystems. Start-up and repair only.
     pub fn subsystems(&self) -> Result<Vec<String>, Error> {
         let mut found = entries(&self.root().join("subsystems"))?;

@@ -91,6 +91,8 @@ pub mod operation {
     pub const DELETE: &str = "agent.delete";
     /// An export is brought back to what it should be.
     pub const CONVERGE: &str = "agent.converge";
+    /// The ports begin to answer, with every export linked.
+    pub const OPEN: &str = "agent.open";
     /// A volume that is Ready gets other properties or another size.
     pub const MODIFY: &str = "agent.modify";
     /// A snapshot, or a group of them, is taken.

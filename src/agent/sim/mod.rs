@@ -95,6 +95,8 @@ pub(super) struct World {
     pub(super) held_here: BTreeSet<String>,
     pub(super) guids: u64,
     pub(super) ports_made: bool,
+    /// Ports answer nobody.
+    pub(super) ports_held: bool,
 }
 
 /// The host: a world, and the faults to make.
@@ -296,6 +298,20 @@ impl Host for SimHost {
 
     fn converge_ports(&self) -> Result<(), Failure> {
         self.world.lock().unwrap().ports_made = true;
+        Ok(())
+    }
+
+    fn hold_ports(&self) -> Result<bool, Failure> {
+        self.tick("ports.hold".into())?;
+        self.world.lock().unwrap().ports_held = true;
+        Ok(true)
+    }
+
+    fn open_ports(&self) -> Result<(), Failure> {
+        if self.world.lock().unwrap().ports_held {
+            self.tick("ports.open".into())?;
+            self.world.lock().unwrap().ports_held = false;
+        }
         Ok(())
     }
 

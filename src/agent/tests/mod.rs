@@ -367,12 +367,16 @@ async fn an_address_that_comes_late_holds_up_nothing_and_is_linked_when_it_comes
     assert_eq!(ports(&rig), [2]);
     rig.host.away.lock().unwrap().clear();
     rig.news(News::Ports);
+    let ends = |done: &[String]| done.last().is_some_and(|act| act == "ports.open");
     soon(async {
-        while ports(&rig) != [1, 2] {
+        while !ends(&rig.host.done.lock().unwrap()) {
             tokio::task::yield_now().await;
         }
     })
     .await;
+    assert_eq!(ports(&rig), [1, 2]);
+    let done = rig.host.done.lock().unwrap().clone();
+    assert!(done.ends_with(&["ports.hold", "link 1", "ports.open"].map(String::from)));
     rig.settled().await;
     assert_eq!(rig.get("v").await, ready, "and nothing is written for it");
 }
@@ -420,12 +424,16 @@ async fn after_a_reboot_all_is_built_before_the_first_link_and_before_ready() {
     rig.host.done.lock().unwrap().clear();
     rig.start().await;
     let done = rig.host.done.lock().unwrap().clone();
-    let links = done.iter().position(|a| a.starts_with("link")).unwrap();
+    let links = done.iter().position(|a| a == "ports.hold").unwrap();
     let (build, link) = done.split_at(links);
     assert_eq!(
         build.iter().filter(|a| *a == "nvmet.allow-host").count(),
         MANY
     );
+    let [held, link @ .., open] = link else {
+        panic!("{link:?}");
+    };
+    assert_eq!((held.as_str(), open.as_str()), ("ports.hold", "ports.open"));
     assert_eq!(link.len(), 2 * MANY, "{link:?}");
     assert!(link.iter().all(|a| a.starts_with("link")));
     assert_eq!(rig.host.world.lock().unwrap().controllers.len(), MANY);

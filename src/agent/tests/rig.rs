@@ -21,6 +21,14 @@ impl Host for Arc<SimHost> {
         (**self).converge_ports()
     }
 
+    fn hold_ports(&self) -> Result<bool, Failure> {
+        (**self).hold_ports()
+    }
+
+    fn open_ports(&self) -> Result<(), Failure> {
+        (**self).open_ports()
+    }
+
     fn export(&self, nqn: &str) -> Result<Option<zvolt_kernel::nvmet::ObservedSubsystem>, Failure> {
         (**self).export(nqn)
     }

@@ -213,3 +213,48 @@ fn outage_a_backend_that_was_destroyed() {
     volume.delete();
     fleet.assert_clean();
 }
+
+/// A target that listens with only some of its subsystems refuses the hosts of the others for good: with many volumes,
+/// some of them would lose their mounts in every outage of their storage host.
+#[test]
+fn outage_of_many_volumes_loses_no_controller() {
+    const MANY: usize = 24;
+    let fleet = Fleet::fresh();
+    let raw = |n: usize| Wanted::named(&format!("pvc-many-{n}")).size(64 << 20);
+    let volumes: Vec<Journey<'_>> = (0..MANY).map(|n| fleet.create(&raw(n))).collect();
+    for volume in &volumes {
+        volume.bring_to("node0");
+    }
+    let (storage, node) = (fleet.vm("storage0"), fleet.vm("node0"));
+    let controllers = || {
+        let out = node.ok("ls /sys/class/nvme");
+        out.unwrap()
+    };
+    let before = controllers();
+    storage.reboot_hard().unwrap();
+    storage.wait_ready(Duration::from_secs(300)).unwrap();
+    storage
+        .ok("zpool list tank >/dev/null 2>&1 || zpool import -f tank")
+        .unwrap();
+    fleet.storage.start().unwrap();
+    for volume in &volumes {
+        node.ok(&format!(
+            "timeout 120 sh -c 'echo on > {0}/after && sync {0}/after'",
+            volume.target()
+        ))
+        .unwrap_or_else(|e| panic!("{} does not go on: {e:#}", volume.id));
+    }
+    assert_eq!(controllers(), before, "the same controllers");
+    let rules = storage.ok("ip rule; ip -6 rule").unwrap();
+    assert!(!rules.contains("blackhole"), "{rules}");
+    let controller = fleet.storage.csi().unwrap();
+    for volume in &volumes {
+        volume.unpublish("node0").unwrap();
+        volume.unstage("node0").unwrap();
+        controller
+            .controller_unpublish(&volume.id, "node0")
+            .unwrap();
+        controller.delete(&volume.id).unwrap();
+    }
+    fleet.assert_clean();
+}
