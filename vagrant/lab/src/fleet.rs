@@ -106,9 +106,8 @@ impl<'a> Member<'a> {
 
     /// Kills it where it stands.
     pub fn kill(&self) -> Result<()> {
-        self.vm.ok(&format!(
-            "systemctl kill -s KILL {UNIT} 2>/dev/null || true"
-        ))?;
+        // Not by systemd, which may be busy: a kill must not come late. Status 1: there is none.
+        self.vm.ok("pkill -KILL -x zvolt || [ $? -eq 1 ]")?;
         self.wait_dead()
     }
 
@@ -122,9 +121,9 @@ impl<'a> Member<'a> {
         let held = self.vm.ok("for task in /proc/[0-9]*/task/[0-9]*; do \
                grep -q '^State:.D' $task/status 2>/dev/null || continue; \
                echo \"$task $(cat $task/comm)\"; sed 's/^/  /' $task/stack; \
-             done")?;
+             done; free -m; systemctl is-system-running || true; dmesg | tail -n 20")?;
         bail!(
-            "the driver on {} does not end; tasks that the kernel holds:\n{held}",
+            "the driver on {} does not end; tasks that the kernel holds, memory, state and kernel log:\n{held}",
             self.vm.name()
         )
     }

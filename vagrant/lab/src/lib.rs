@@ -169,7 +169,8 @@ impl Started {
         accelerator: Accelerator,
         machines: &[Spec],
     ) -> Result<Self> {
-        let disk_dir = host::cache_dir()?.join(format!("disks-{}", std::process::id()));
+        let name = run_dir.file_name().unwrap_or_default().to_string_lossy();
+        let disk_dir = host::cache_dir()?.join(format!("disks-{}-{name}", std::process::id()));
         let plan = Plan {
             run_dir: run_dir.to_owned(),
             disk_dir,

@@ -57,7 +57,7 @@ fn filesystem_bytes(volume: &Journey<'_>, node: &str) -> i64 {
     numbers[0] * numbers[1]
 }
 
-/// A raw volume of 64 MiB, which is written and read on the storage host, where its zvol is.
+/// A raw volume of 16 MiB, which is written and read on the storage host, where its zvol is.
 pub(super) struct Raw<'a> {
     fleet: &'a Fleet,
     id: String,
@@ -65,7 +65,7 @@ pub(super) struct Raw<'a> {
 
 impl<'a> Raw<'a> {
     fn request(name: &str) -> csi::CreateVolumeRequest {
-        let mut request = create_request(&Wanted::named(name).size(64 << 20));
+        let mut request = create_request(&Wanted::named(name).size(16 << 20));
         request.volume_capabilities = vec![csi::VolumeCapability {
             access_mode: Some(AccessMode {
                 mode: Mode::SingleNodeWriter.into(),

@@ -94,17 +94,22 @@ pub(super) fn run(command: Command, counts: &mut Counts) -> Result<()> {
     run_and_say(command, counts, |said| println!("{said}"))
 }
 
-/// The same for programs that run one test at a time: says how long each took.
+/// The same for programs that run one test at a time: says how long each took. What failed tests have printed
+/// comes at the end and at once, so that another program's outcomes do not get into it.
 pub(super) fn run_in_turn(command: Command, counts: &mut Counts) -> Result<()> {
     let mut begin = Instant::now();
-    run_and_say(command, counts, |said| {
+    let mut details = String::new();
+    let outcome = run_and_say(command, counts, |said| {
         if said.starts_with(' ') {
-            println!("{said}");
+            details.push_str(said);
+            details.push('\n');
         } else {
             println!("{said} ({})", progress::seconds(begin.elapsed()));
             begin = Instant::now();
         }
-    })
+    });
+    print!("{details}");
+    outcome
 }
 
 fn run_and_say(command: Command, counts: &mut Counts, mut say: impl FnMut(&str)) -> Result<()> {

@@ -1,6 +1,7 @@
 //! `cargo lab test`: the tiers of tests. Each names every test with its outcome as it goes, and ends
 //! with one line of passed, failed, skipped and not run. A tier that cannot run has failed.
 
+mod beside;
 mod build;
 mod libtest;
 mod lint;

@@ -7,7 +7,7 @@ use std::thread;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Counts, build, libtest, workspace};
+use super::{Counts, beside, build, libtest, workspace};
 use crate::machine::Spec;
 use crate::{Lab, Started, Vm, machines, own_run_dir, progress};
 
@@ -15,21 +15,30 @@ const ROOMS: &str = "/usr/local/bin/zvolt-rooms";
 /// Where the machines have the driver.
 pub(super) const DRIVER: &str = "/usr/local/bin/zvolt";
 
-/// What has been built for the tier. A part that did not build has failed, and hides no other.
-#[derive(Default)]
-struct Programs {
-    lab: Option<PathBuf>,
-    rooms: Option<PathBuf>,
-    driver: Option<(PathBuf, PathBuf)>,
-}
-
 /// The tier's test programs.
 pub(super) const PROGRAMS: [&str; 3] = ["lab", "rooms", "vm"];
 
-/// Runs the tests of the lab itself, those inside storage0, then those that drive all machines from
-/// here.
+/// Tests that take minutes, longest first: with one of them left to the end, a lab would have nothing to do.
+const LONG: [&str; 4] = [
+    "model_two_thousand_random_calls",
+    "outage_network_cut",
+    "crash_at_every_step_of_snapshots",
+    "rule_06_each_order",
+];
+
+/// What runs on one lab at a time.
+enum Job {
+    /// The tests of the lab itself.
+    Lab(PathBuf),
+    /// The tests of the kernel rooms, inside storage0.
+    Rooms,
+    /// One test of the driver, from outside.
+    Driver(PathBuf, String),
+}
+
+/// Runs the tests of the lab itself, those inside storage0, and those that drive all machines from here.
 pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
-    // First all that can fail without a machine.
+    // First all that can fail without a machine. A part that did not build has failed, and hides no other.
     let mut built = |program: Result<PathBuf>| match program {
         Ok(program) => Some(program),
         Err(error) => {
@@ -40,15 +49,75 @@ pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
     };
     let [lab, rooms, tests] = PROGRAMS.map(|name| built(build::test(name)));
     let driver = tests.and_then(|tests| Some((built(build::driver())?, tests)));
-    let programs = Programs { lab, rooms, driver };
-    with_lab(&machines(1, 2), |lab| {
-        let before = *counts;
-        let outcome = in_lab(lab, filter, counts, &programs);
-        if outcome.is_err() || counts.is_worse_than(before) {
-            collect(lab);
-        }
-        outcome
-    })
+    let mut jobs = Vec::new();
+    if let Some((_, tests)) = &driver {
+        let named = matching(tests, filter)?;
+        jobs.extend(
+            named
+                .into_iter()
+                .map(|name| Job::Driver(tests.clone(), name)),
+        );
+        jobs.sort_by_key(|job| job.rank());
+    }
+    // The rooms' tests take minutes together, and so come after the longest and before the many short ones.
+    let rest = jobs.iter().position(|job| job.rank() == LONG.len());
+    let at = rest.unwrap_or(jobs.len());
+    if rooms.as_ref().is_some_and(|p| is_wanted(p, filter)) {
+        jobs.insert(at, Job::Rooms);
+    }
+    if let Some(lab) = lab.filter(|p| is_wanted(p, filter)) {
+        jobs.insert(at, Job::Lab(lab));
+    }
+    let plan = beside::Plan {
+        machines: &machines(1, 2),
+        prepare: &|lab| {
+            progress::part("copying the tests and the driver to the machines", || {
+                if let Some(rooms) = &rooms {
+                    install(&[lab.vm("storage0")], rooms, ROOMS)?;
+                }
+                match &driver {
+                    Some((driver, _)) => {
+                        install(&lab.vms().iter().collect::<Vec<_>>(), driver, DRIVER)
+                    }
+                    None => Ok(()),
+                }
+            })
+        },
+        work: &|lab, job, counts| match job {
+            Job::Lab(tests) => libtest::run_in_turn(from_here(lab, tests, filter), counts),
+            Job::Rooms => libtest::run_in_turn(inside_storage0(lab, filter), counts)
+                .context("the tests in storage0"),
+            Job::Driver(tests, name) => {
+                let mut command = from_here(lab, tests, Some(name));
+                command.arg("--exact");
+                libtest::run_in_turn(command, counts).with_context(|| name.clone())
+            }
+        },
+    };
+    beside::run(&plan, jobs, counts)
+}
+
+impl Job {
+    /// Where it stands among the long ones.
+    fn rank(&self) -> usize {
+        let Self::Driver(_, name) = self else {
+            return LONG.len();
+        };
+        let long = LONG.iter().position(|long| name.contains(long));
+        long.unwrap_or(LONG.len())
+    }
+}
+
+/// The tests of a program that have `filter` in their names.
+fn matching(program: &Path, filter: Option<&str>) -> Result<Vec<String>> {
+    let mut names = libtest::list(super::lister(program))?;
+    names.retain(|name| filter.is_none_or(|f| name.contains(f)));
+    Ok(names)
+}
+
+/// Whether a program has such tests. One that cannot be asked is run, and tells.
+fn is_wanted(program: &Path, filter: Option<&str>) -> bool {
+    matching(program, filter).map_or(true, |names| !names.is_empty())
 }
 
 /// Does something with the lab that runs, or with one that is started for it and ends with it.
@@ -64,27 +133,6 @@ pub(super) fn with_lab<T>(machines: &[Spec], work: impl FnOnce(&Lab) -> Result<T
     work(started.lab())
 }
 
-fn in_lab(lab: &Lab, filter: Option<&str>, counts: &mut Counts, programs: &Programs) -> Result<()> {
-    // A part that cannot run must not hide another's outcome either.
-    let mut outcome = Ok(());
-    if let Some(tests) = &programs.lab {
-        outcome = outcome.and(libtest::run_in_turn(from_here(lab, tests, filter), counts));
-    }
-    if let Some(rooms) = &programs.rooms {
-        outcome = outcome
-            .and(inside_storage0(lab, rooms, filter, counts).context("the tests in storage0"));
-    }
-    if let Some((driver, tests)) = &programs.driver {
-        let installed = progress::part("copying the driver to the machines", || {
-            install(&lab.vms().iter().collect::<Vec<_>>(), driver, DRIVER)
-        });
-        let ran =
-            installed.and_then(|()| libtest::run_in_turn(from_here(lab, tests, filter), counts));
-        outcome = outcome.and(ran.context("the tests of the driver"));
-    }
-    outcome
-}
-
 fn from_here(lab: &Lab, tests: &Path, filter: Option<&str>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "TERM", "--"]).arg(tests);
@@ -97,23 +145,14 @@ fn from_here(lab: &Lab, tests: &Path, filter: Option<&str>) -> Command {
     command
 }
 
-fn inside_storage0(
-    lab: &Lab,
-    rooms: &Path,
-    filter: Option<&str>,
-    counts: &mut Counts,
-) -> Result<()> {
-    let vm = lab.vm("storage0");
-    progress::part("copying the tests of the kernel rooms to storage0", || {
-        install(&[vm], rooms, ROOMS)
-    })?;
+fn inside_storage0(lab: &Lab, filter: Option<&str>) -> Command {
     let mut words = vec![
         ROOMS.to_owned(),
         "--test-threads=1".to_owned(),
         "--color=never".to_owned(),
     ];
     words.extend(filter.map(crate::quote));
-    libtest::run_in_turn(vm.interactive(&words), counts)
+    lab.vm("storage0").interactive(&words)
 }
 
 /// Copies a program, without what only a debugger needs, to machines, all at once, and sees that it

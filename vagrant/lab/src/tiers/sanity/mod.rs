@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Counts, build, libtest, vm};
+use super::{Counts, beside, build, libtest, vm};
 use crate::fleet::{self, Member, STORAGE};
 use crate::{Lab, Vm, machines, progress, quote};
 use reader::Reader;
@@ -50,27 +50,26 @@ pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
         return Ok(());
     }
     let driver = build::plain_driver()?;
-    vm::with_lab(&machines(1, 0), |lab| {
-        let storage = lab.vm(STORAGE);
-        progress::part("copying the driver and csi-sanity to storage0", || {
-            vm::install(&[storage], &driver, vm::DRIVER)?;
-            vm::install(&[storage], &program, PROGRAM)
-        })?;
-        let before = *counts;
-        let mut outcome = Ok(());
-        for variant in VARIANTS {
-            let prefix = format!("{variant} ");
-            let awaited = names.iter().filter(|n| n.starts_with(&prefix)).count();
-            if awaited > 0 {
-                let ran = run_variant(lab, variant, filter, awaited, counts);
-                outcome = outcome.and(ran.with_context(|| format!("variant {variant}")));
-            }
-        }
-        if outcome.is_err() || counts.is_worse_than(before) {
-            vm::collect(lab);
-        }
-        outcome
-    })
+    let jobs = VARIANTS.into_iter().filter_map(|variant| {
+        let prefix = format!("{variant} ");
+        let awaited = names.iter().filter(|n| n.starts_with(&prefix)).count();
+        (awaited > 0).then_some((variant, awaited))
+    });
+    let plan = beside::Plan {
+        machines: &machines(1, 0),
+        prepare: &|lab| {
+            progress::part("copying the driver and csi-sanity to storage0", || {
+                let storage = lab.vm(STORAGE);
+                vm::install(&[storage], &driver, vm::DRIVER)?;
+                vm::install(&[storage], &program, PROGRAM)
+            })
+        },
+        work: &|lab, (variant, awaited): &(&str, usize), counts| {
+            run_variant(lab, variant, filter, *awaited, counts)
+                .with_context(|| format!("variant {variant}"))
+        },
+    };
+    beside::run(&plan, jobs.collect(), counts)
 }
 
 fn run_variant(
