@@ -41,7 +41,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::model::names;
 use crate::model::snapshot::Snapshot;
-use crate::model::volume::Volume;
+use crate::model::volume::{Volume, reason};
 use crate::ops::Journal;
 use crate::store::{self, Objects, Store};
 use host::KernelHost;
@@ -90,6 +90,8 @@ pub struct AgentConfig {
     pub roots: Roots,
     /// How many volumes are worked on at a time.
     pub parallel: usize,
+    /// How long the ports are kept from answering at start, while a pool is missing that an attached volume is in.
+    pub await_pools: Duration,
 }
 
 impl AgentConfig {
@@ -187,6 +189,8 @@ impl<S: Store, H: Host> Agent<S, H> {
             is_stale: false,
             searched: Vec::new(),
             held: None,
+            awaited: Vec::new(),
+            await_pools: self.config.await_pools,
             parallel,
             news,
             all,
@@ -230,6 +234,9 @@ struct Serving<S, H> {
     searched: Vec<String>,
     /// When ports that were held for what is to be linked answer at the latest.
     held: Option<Instant>,
+    /// The volumes that they wait for, besides what runs: their pools are missing.
+    awaited: Vec<String>,
+    await_pools: Duration,
 }
 
 /// What was done besides.
@@ -250,7 +257,9 @@ impl<S: Store, H: Host> Serving<S, H> {
             .filter(|v| v.spec.owner_node == self.all.site.node)
             .map(Arc::new)
             .collect();
-        for prepared in self.build(volumes).await? {
+        let prepared = self.build(volumes).await?;
+        self.await_pools_of(&prepared);
+        for prepared in prepared {
             self.volumes.listed(&prepared.volume, prepared.versions);
         }
         while let Some(effects) = self.volumes.next_ended().await? {
@@ -284,9 +293,10 @@ impl<S: Store, H: Host> Serving<S, H> {
         while let Some(done) = building.join_next().await {
             prepared.push(done?);
         }
+        let awaits = !self.await_pools.is_zero() && prepared.iter().any(|p| p.awaits_pool);
         let built = prepared.iter_mut().filter_map(|p| p.built.take()).collect();
         let all = self.all.clone();
-        tokio::task::spawn_blocking(move || all.link(built)).await??;
+        tokio::task::spawn_blocking(move || all.link(built, awaits)).await??;
         Ok(prepared)
     }
 
@@ -296,9 +306,7 @@ impl<S: Store, H: Host> Serving<S, H> {
             happened = self.volumes.happens() => {
                 let effects = self.volumes.deal(happened)?;
                 self.spread(&effects);
-                if self.held.is_some() && self.volumes.is_idle() {
-                    self.open_ports().await?;
-                }
+                self.open_when_linked().await?;
             }
             happened = self.snapshots.happens() => {
                 let effects = self.snapshots.deal(happened)?;
@@ -306,7 +314,12 @@ impl<S: Store, H: Host> Serving<S, H> {
             }
             Some(done) = self.aside.join_next() => self.besides(done?),
             Some(news) = self.news.recv() => self.heard(&news).await?,
-            () = until(self.held) => self.open_ports().await?,
+            () = until(self.held) => {
+                if !self.awaited.is_empty() {
+                    tracing::warn!(volumes = ?self.awaited, "the portals answer without these volumes: nodes that have them give up");
+                }
+                self.open_ports().await?;
+            }
             () = until(self.report) => {
                 (self.report, self.is_stale) = (None, false);
                 let all = self.all.clone();
@@ -330,17 +343,43 @@ impl<S: Store, H: Host> Serving<S, H> {
                 tokio::task::spawn_blocking(move || all.host.hold_ports()).await??;
                 self.held = Some(Instant::now() + HELD);
                 self.volumes.nudge(|_| true);
-                if self.volumes.is_idle() {
-                    self.open_ports().await?;
-                }
+                self.open_when_linked().await?;
             }
+        }
+        Ok(())
+    }
+
+    /// Holds on for attached volumes whose pools are not imported yet.
+    fn await_pools_of(&mut self, prepared: &[Prepared]) {
+        let lacking = prepared.iter().filter(|p| p.awaits_pool);
+        self.awaited = lacking.map(|p| p.volume.metadata.name.clone()).collect();
+        if !self.awaited.is_empty() && !self.await_pools.is_zero() {
+            tracing::warn!(
+                volumes = ?self.awaited,
+                seconds = self.await_pools.as_secs(),
+                "the portals answer nobody until the pools of these volumes are imported (zpool import)"
+            );
+            self.held = Some(Instant::now() + self.await_pools);
+        }
+    }
+
+    /// What was held may answer, when nothing is left to link.
+    async fn open_when_linked(&mut self) -> Result<(), Error> {
+        if self.held.is_none() || !self.volumes.is_idle() {
+            return Ok(());
+        }
+        let volumes = &self.volumes;
+        self.awaited
+            .retain(|name| volumes.newest(name).is_some_and(lacks_pool));
+        if self.awaited.is_empty() {
+            self.open_ports().await?;
         }
         Ok(())
     }
 
     /// What was held may answer.
     async fn open_ports(&mut self) -> Result<(), Error> {
-        self.held = None;
+        (self.held, self.awaited) = (None, Vec::new());
         let all = self.all.clone();
         tokio::task::spawn_blocking(move || all.host.open_ports()).await??;
         Ok(())
@@ -419,6 +458,12 @@ impl<S: Store, H: Host> Serving<S, H> {
             Ok(())
         })
     }
+}
+
+/// Whether a volume's pool was not there when it was last looked at.
+fn lacks_pool(volume: &Volume) -> bool {
+    let ready = volume.condition("Ready");
+    ready.is_some_and(|c| c.reason == reason::POOL_NOT_FOUND)
 }
 
 /// Whether the snapshot was last seen in one of these datasets.

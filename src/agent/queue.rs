@@ -123,6 +123,11 @@ impl<T: Reconciled, S: Store, H: Host> Queue<T, S, H> {
         }
     }
 
+    /// The newest state of an object.
+    pub(super) fn newest(&self, name: &str) -> Option<&T> {
+        self.slots.get(name)?.newest()
+    }
+
     /// Whether nothing runs or waits for its turn.
     pub(super) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.tasks.is_empty()

@@ -14,7 +14,7 @@ use super::snapshots::observe::{Family, is_for};
 use super::status;
 use super::steps::Act;
 use crate::model::snapshot::{self, Snapshot};
-use crate::model::volume::{FINALIZER, Volume, VolumeStatus};
+use crate::model::volume::{FINALIZER, Volume, VolumeStatus, reason};
 use crate::model::{names, object::Object};
 use crate::ops::Timeline;
 use crate::store::{Objects, Store, time};
@@ -251,6 +251,8 @@ pub(super) struct Prepared {
     pub(super) versions: Vec<String>,
     /// What is to be linked.
     pub(super) built: Option<Built>,
+    /// Its pool is missing, and nodes have it attached.
+    pub(super) awaits_pool: bool,
 }
 
 /// What start-up has built and not linked yet.
@@ -261,32 +263,32 @@ pub(super) struct Built {
 }
 
 impl<S: Store, H: Host> Pass<'_, S, H> {
-    /// Start-up's build. Gives the links that are left to do; `None` when there is nothing to link, or something is
-    /// wrong that the reconcile that follows tells.
-    fn build(&mut self, volume: &mut Arc<Volume>) -> Option<Vec<Act>> {
+    /// Start-up's build. Gives the links that are left to do; `None` when there is nothing to link. What is wrong, the
+    /// reconcile that follows tells.
+    fn build(&mut self, volume: &mut Arc<Volume>) -> Result<Option<Vec<Act>>, Stop> {
         let all = self.all;
-        let mut seen = all.look(volume, &mut self.running.timeline).ok()?;
+        let mut seen = all.look(volume, &mut self.running.timeline)?;
         let prepared = loop {
-            match plan::prepare(volume, &seen, &all.site) {
-                Ok(Some(prepared)) => break prepared,
-                Ok(None) if seen.storage.is_none() => {
+            match plan::prepare(volume, &seen, &all.site)? {
+                Some(prepared) => break prepared,
+                None if seen.storage.is_none() => {
                     let timeline = &mut self.running.timeline;
-                    seen = all.look_at_storage(volume, seen, timeline).ok()?;
+                    seen = all.look_at_storage(volume, seen, timeline)?;
                 }
-                Ok(None) | Err(_) => return None,
+                None => return Ok(None),
             }
         };
         if prepared.build.is_empty() && prepared.links.is_empty() {
-            return None;
+            return Ok(None);
         }
         self.running.enter(plan::operation::CONVERGE, &all.journal);
         match self.run(volume, &prepared.build) {
-            Ok(()) => Some(prepared.links),
+            Ok(()) => Ok(Some(prepared.links)),
             Err(stop) => {
                 let next = Running::start(&volume.metadata.name);
                 std::mem::replace(&mut self.running, next)
                     .finish(Err(stop.to_string()), &all.journal);
-                None
+                Err(stop)
             }
         }
     }
@@ -297,21 +299,25 @@ impl<S: Store, H: Host> Reconciler<S, H> {
     pub(super) fn prepare(&self, mut volume: Arc<Volume>) -> Prepared {
         let mut pass = Pass::start(self, &volume.metadata.name);
         pass.versions.push(volume.metadata.resource_version.clone());
-        let links = pass.build(&mut volume);
+        let outcome = pass.build(&mut volume);
+        let lacks_pool =
+            matches!(&outcome, Err(Stop::Failure(f)) if f.reason == reason::POOL_NOT_FOUND);
         Prepared {
+            awaits_pool: lacks_pool && !volume.status.published_initiators.is_empty(),
             volume,
             versions: pass.versions,
-            built: links.map(|links| Built {
+            built: outcome.ok().flatten().map(|links| Built {
                 links,
                 running: pass.running,
             }),
         }
     }
 
-    /// Start-up, second half: links all that was built, with nothing in between. No port answers before.
-    pub(super) fn link(&self, all: Vec<Built>) -> Result<(), Failure> {
+    /// Start-up, second half: links all that was built, with nothing in between. No port answers before, nor after
+    /// when it `awaits` more to link.
+    pub(super) fn link(&self, all: Vec<Built>, awaits: bool) -> Result<(), Failure> {
         let mut opening = Running::start("");
-        if !all.is_empty() {
+        if awaits || !all.is_empty() {
             opening.enter(plan::operation::OPEN, &self.journal);
             opening
                 .timeline
@@ -319,9 +325,11 @@ impl<S: Store, H: Host> Reconciler<S, H> {
         }
         self.link_each(all);
         // Also when there was nothing to link: an agent that was killed may have left them held.
-        opening
-            .timeline
-            .step("ports.open", || self.host.open_ports())?;
+        if !awaits {
+            opening
+                .timeline
+                .step("ports.open", || self.host.open_ports())?;
+        }
         opening.finish(Ok(()), &self.journal);
         Ok(())
     }

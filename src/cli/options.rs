@@ -46,6 +46,10 @@ pub(super) struct Storage {
     /// How many volumes the agent works on at a time
     #[arg(long, value_name = "N", default_value_t = 8, env = "ZVOLT_PARALLEL", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) parallel: u16,
+    /// How many seconds the portals answer nobody after a boot, while the pool of a volume that a node has attached is
+    /// not imported yet: that node would be refused for good
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, env = "ZVOLT_AWAIT_POOLS", value_parser = clap::value_parser!(u32).range(0..=3600))]
+    pub(super) await_pools: u32,
     /// Node ID of a consumer; may be given several times. When one is given, no other node gets a volume but
     /// these and this host
     #[arg(

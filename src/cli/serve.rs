@@ -169,6 +169,7 @@ async fn start_agent(
         port_id_base: storage.port_id_base,
         roots: agent::Roots::default(),
         parallel: storage.parallel.into(),
+        await_pools: Duration::from_secs(storage.await_pools.into()),
     };
     let (store, agent) = spawn_blocking(move || -> Result<_> {
         let store = Arc::new(DirStore::open(&storage.store).context("the store")?);

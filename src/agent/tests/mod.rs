@@ -442,6 +442,38 @@ async fn after_a_reboot_all_is_built_before_the_first_link_and_before_ready() {
     assert_eq!(last.steps.last().unwrap().name, "nvmet.link");
 }
 
+/// A node that asked for such a volume now would be told that there is none, and never ask again.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_port_answers_before_the_pool_of_an_attached_volume_is_there() {
+    let mut rig = Rig::new().await;
+    rig.store.volumes().create(volume("v")).await.unwrap();
+    rig.until_ready("v").await;
+    rig.map("v", &["node0"]).await;
+    rig.until_published("v", &["node0"]).await;
+    rig.stop().await;
+    rig.host.reboot();
+    let pool = rig.host.world.lock().unwrap().pools.remove("tank").unwrap();
+    rig.start().await;
+    assert!(rig.host.world.lock().unwrap().ports_held, "and it is ready");
+    rig.host
+        .world
+        .lock()
+        .unwrap()
+        .pools
+        .insert("tank".into(), pool);
+    rig.news(News::Zvol("tank/csi/block/v".into()));
+    soon(async {
+        while rig.host.world.lock().unwrap().ports_held {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let done = rig.host.done.lock().unwrap().clone();
+    let at = |what: &str| done.iter().rposition(|act| act == what).unwrap();
+    assert!(at("link 1") < at("ports.open"));
+    assert!(at("ports.hold") < at("link 1"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_asked_while_no_agent_ran_is_done_before_ready() {
     let mut rig = Rig::idle();
@@ -537,6 +569,7 @@ fn settings_that_make_no_sense_are_refused() {
             port_id_base: base,
             roots: Roots::default(),
             parallel: 1,
+            await_pools: Duration::ZERO,
         };
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(DirStore::open(dir.path()).unwrap());

@@ -117,6 +117,7 @@ impl Rig {
             port_id_base: 1,
             roots: Roots::default(),
             parallel: 4,
+            await_pools: std::time::Duration::from_secs(15),
         };
         let agent = Agent::on(
             self.host.clone(),

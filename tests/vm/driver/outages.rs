@@ -74,7 +74,8 @@ fn end(volume: &Journey<'_>) {
     volume.fleet.assert_clean();
 }
 
-/// The power of the storage host is cut in the middle of writes: they wait, and go on after its start.
+/// The power of the storage host is cut in the middle of writes: they wait, and go on after its start, though its agent
+/// is there before its pool.
 #[test]
 fn outage_storage_power_cut_under_io() {
     let fleet = Fleet::fresh();
@@ -83,11 +84,11 @@ fn outage_storage_power_cut_under_io() {
     let storage = fleet.vm("storage0");
     storage.reboot_hard().unwrap();
     storage.wait_ready(Duration::from_secs(300)).unwrap();
-    storage
-        .ok("zpool list tank >/dev/null 2>&1 || zpool import -f tank")
-        .unwrap();
     let before = writer.acknowledged();
     fleet.storage.start().unwrap();
+    let held = storage.ok("ip rule").unwrap();
+    assert!(held.contains("blackhole"), "no portal answers yet: {held}");
+    storage.ok("zpool import -f tank").unwrap();
     writer.goes_on_from(before);
     writer.finish();
     volume.unpublish("node0").unwrap();
