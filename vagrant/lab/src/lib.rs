@@ -9,6 +9,7 @@
     reason = "the lab runs the host's tools and waits for machines; the driver's rules are not its own"
 )]
 
+pub mod bench;
 mod cache;
 pub mod cleanup;
 pub mod control;

@@ -8,13 +8,15 @@
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use zvolt_lab::bench::Effort;
 use zvolt_lab::tiers::{self, Tier};
 use zvolt_lab::{
-    Lab, Started, cleanup, control, host, image, keeper, machines, progress, remove_stale,
+    Lab, Started, bench, cleanup, control, host, image, keeper, machines, progress, remove_stale,
 };
 
 #[derive(Parser)]
@@ -88,6 +90,22 @@ enum Verb {
         /// Name the tests by tier; run none
         #[arg(long)]
         list: bool,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Measure publish latency: the driver, bare system calls and child processes, in turn
+    #[command(
+        after_help = "Prints one line a figure: ok or short, name, value, bar. Writes report.json, report.md and plots.\n\n\
+                      Examples:\n  cargo lab bench --quick\n  cargo lab bench --folder bench/results\n\n\
+                      Exit status: 0 all bars are met, 1 one is short or could not be measured."
+    )]
+    Bench {
+        /// End in a few minutes
+        #[arg(long)]
+        quick: bool,
+        /// Where the report goes
+        #[arg(long, value_name = "DIR", default_value = "target/bench")]
+        folder: PathBuf,
         #[command(flatten)]
         output: Output,
     },
@@ -175,6 +193,21 @@ fn run(verb: Verb) -> Result<ExitCode> {
             } else {
                 ExitCode::FAILURE
             });
+        }
+        Verb::Bench {
+            quick,
+            folder,
+            output,
+        } => {
+            let effort = if quick { Effort::QUICK } else { Effort::FULL };
+            let report = bench::run(effort)?;
+            bench::write(&report, &folder)?;
+            match output.output {
+                Format::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+                Format::Text => print!("{}", report.lines()),
+            }
+            progress::note(format!("the whole report: {}", folder.display()));
+            return Ok(ExitCode::from(u8::from(!report.is_ok())));
         }
         Verb::Clean => {
             if Lab::attach().is_ok() {

@@ -1,4 +1,4 @@
-//! The driver killed after every step that changes something of every call about snapshots and what is made from
+//! The driver killed after every step that changes something in ZFS, of every call about snapshots and what is made from
 //! them, started again, and called again.
 
 use tonic::Status;
@@ -97,12 +97,17 @@ impl Family<'_> {
         self.act(call).unwrap();
         let mut steps = Vec::new();
         for step in operations()[seen..].iter().flat_map(|o| &o.steps) {
-            if !steps.contains(&step.name) && !LOOKS_OR_WAITS.contains(&step.name.as_str()) {
+            if !steps.contains(&step.name) && is_of_snapshots(&step.name) {
                 steps.push(step.name.clone());
             }
         }
         steps
     }
+}
+
+/// What an export and a status go through, the sweeps of a volume's own calls show.
+fn is_of_snapshots(step: &str) -> bool {
+    step.starts_with("zfs.") && !LOOKS_OR_WAITS.contains(&step)
 }
 
 #[test]
@@ -161,11 +166,13 @@ fn killed_at(family: &Family<'_>, call: Call, point: &str) {
         panic!("{call:?} never reached {point}: {outcome:?}");
     }
     fleet.storage.start().unwrap();
-    for call in LIFE.into_iter().filter(|c| *c >= call) {
+    for next in LIFE.into_iter().filter(|c| *c >= call) {
         family
-            .act(call)
-            .unwrap_or_else(|s| panic!("{call:?}, killed at {point}: {}", s.message()));
-        family.check(call, &sum, point);
+            .act(next)
+            .unwrap_or_else(|s| panic!("{next:?}, {call:?} killed at {point}: {}", s.message()));
+        if next == call {
+            family.check(call, &sum, point);
+        }
     }
     fleet.assert_clean();
 }

@@ -134,6 +134,27 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Counts {
     counts
 }
 
+/// Where the machines have the driver.
+pub(crate) const DRIVER: &str = vm::DRIVER;
+
+/// Builds one of the workspace's programs as it is released; gives its file.
+pub(crate) fn release(name: &str) -> Result<PathBuf> {
+    build::release(name)
+}
+
+/// Does something with the lab that runs, or with one that is started for it and ends with it.
+pub(crate) fn with_lab<T>(
+    machines: &[crate::machine::Spec],
+    work: impl FnOnce(&crate::Lab) -> Result<T>,
+) -> Result<T> {
+    vm::with_lab(machines, work)
+}
+
+/// Copies a program to all machines.
+pub(crate) fn install_everywhere(lab: &crate::Lab, program: &Path, remote: &str) -> Result<()> {
+    vm::install(&lab.vms().iter().collect::<Vec<_>>(), program, remote)
+}
+
 /// Builds the driver as a user would have it and plays the demo, on the lab that runs or on one of its
 /// own.
 pub fn demo() -> Result<demo::Report> {

@@ -1,0 +1,175 @@
+//! The jobs, one after the other, on drivers that run as users run them.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, ensure};
+use zvolt_bench::job::{Job, Volume, Work};
+use zvolt_bench::sample::Sample;
+
+use super::Effort;
+use crate::fleet::{KUBELET, Member, SOCKET, STORAGE, assert_clean, scrub};
+use crate::orchestrator::{Csi, Wanted};
+use crate::{Lab, Vm, progress, quote};
+
+/// Where the machines have the benchmark.
+pub(super) const PROGRAM: &str = "/usr/local/bin/zvolt-bench";
+const NODE: &str = "node0";
+
+/// All that was measured: samples by case.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    /// `ext4`, `xfs`, `local`, `admit`, `create`.
+    pub(super) cases: Vec<(String, Vec<Sample>)>,
+    /// Resident bytes of the node's driver with nothing staged.
+    pub(super) resident: u64,
+}
+
+/// Runs every job and leaves the machines clean.
+pub(super) fn all(lab: &Lab, effort: Effort) -> Result<Taken> {
+    for name in [NODE, STORAGE] {
+        scrub(lab.vm(name))?;
+    }
+    let (storage, node) = (Member::storage(lab), Member::node(lab, NODE));
+    // The lab's tests have it log everything; users do not.
+    for member in [&storage, &node] {
+        member.start_with(&[("RUST_LOG", "info")])?;
+    }
+    let bench = Bench {
+        lab,
+        controller: storage.csi()?,
+        effort,
+    };
+    let mut taken = Taken {
+        resident: resident(node.vm())?,
+        ..Taken::default()
+    };
+    let outcome = bench.run(&mut taken);
+    for member in [&node, &storage] {
+        member.stop()?;
+    }
+    outcome?;
+    assert_clean(lab, &[STORAGE, NODE])?;
+    Ok(taken)
+}
+
+struct Bench<'a> {
+    lab: &'a Lab,
+    controller: Csi,
+    effort: Effort,
+}
+
+impl Bench<'_> {
+    fn run(&self, taken: &mut Taken) -> Result<()> {
+        let kinds: &[&str] = if self.effort.xfs {
+            &["ext4", "xfs"]
+        } else {
+            &["ext4"]
+        };
+        for fs_type in kinds {
+            let id = self.volume(fs_type)?;
+            let samples = progress::part(
+                &format!("stage and publish, {fs_type}, over NVMe/TCP"),
+                || {
+                    let volume = self.admitted(&id, fs_type, NODE)?;
+                    let samples = self.job(NODE, self.effort.rounds, Work::Remote(volume))?;
+                    self.controller.controller_unpublish(&id, NODE)?;
+                    Ok(samples)
+                },
+            )?;
+            taken.cases.push(((*fs_type).to_owned(), samples));
+            if *fs_type == "ext4" {
+                self.beside_the_network(&id, taken)?;
+            }
+            self.controller.delete(&id)?;
+        }
+        let samples = progress::part("create and delete", || {
+            let work = Work::Create {
+                pool: "tank".into(),
+                size: 1 << 30,
+                fs_type: "ext4".into(),
+                port: 1,
+            };
+            self.job(STORAGE, self.effort.others, work)
+        })?;
+        taken.cases.push(("create".into(), samples));
+        Ok(())
+    }
+
+    /// What is done on the storage host with a volume.
+    fn beside_the_network(&self, id: &str, taken: &mut Taken) -> Result<()> {
+        let samples = progress::part("stage and publish, ext4, on the storage host", || {
+            let mut volume = self.admitted(id, "ext4", STORAGE)?;
+            let link = format!("readlink -f /dev/zvol/tank/csi/block/{id}");
+            let device = self.lab.vm(STORAGE).ok(&link)?;
+            volume.device = Some(device.trim().into());
+            let samples = self.job(STORAGE, self.effort.others, Work::Local(volume))?;
+            self.controller.controller_unpublish(id, STORAGE)?;
+            Ok(samples)
+        })?;
+        taken.cases.push(("local".into(), samples));
+        let samples = progress::part("controller publish", || {
+            let volume = self.admitted(id, "ext4", NODE)?;
+            self.controller.controller_unpublish(id, NODE)?;
+            let work = Work::Admit {
+                volume,
+                node: NODE.into(),
+                host_nqn: "nqn.2014-08.org.nvmexpress:uuid:6f0c1b52-floor".into(),
+            };
+            self.job(STORAGE, self.effort.others, work)
+        })?;
+        taken.cases.push(("admit".into(), samples));
+        Ok(())
+    }
+
+    fn volume(&self, fs_type: &str) -> Result<String> {
+        let wanted = Wanted::named(&format!("pvc-bench-{fs_type}")).fs(fs_type);
+        Ok(self.controller.create(&wanted)?.volume_id)
+    }
+
+    /// A volume as the benchmark wants it, with `node` admitted.
+    fn admitted(&self, id: &str, fs_type: &str, node: &str) -> Result<Volume> {
+        let context = self.controller.controller_publish(id, node, fs_type)?;
+        let get = |key: &str| -> Result<&String> {
+            let value: Option<&String> = HashMap::get(&context, key);
+            value.with_context(|| format!("the publish context has no {key}"))
+        };
+        Ok(Volume {
+            id: id.to_owned(),
+            fs_type: fs_type.to_owned(),
+            kubelet_dir: KUBELET.into(),
+            nqn: get("nqn")?.clone(),
+            portal: get("portal")?.parse()?,
+            uuid: get("namespaceUUID")?.parse()?,
+            device: None,
+            context,
+        })
+    }
+
+    fn job(&self, machine: &str, rounds: u32, work: Work) -> Result<Vec<Sample>> {
+        let job = Job {
+            socket: SOCKET.into(),
+            rounds,
+            work,
+        };
+        let command = format!(
+            "printf %s {} | {PROGRAM}",
+            quote(&serde_json::to_string(&job)?)
+        );
+        let out = self.lab.vm(machine).ok(&command)?;
+        let samples: Vec<Sample> = out
+            .lines()
+            .map(serde_json::from_str)
+            .collect::<Result<_, _>>()
+            .context("read the samples")?;
+        ensure!(!samples.is_empty(), "the job gave no sample");
+        Ok(samples)
+    }
+}
+
+/// Resident bytes of the driver on a machine (proc_pid_status(5), `VmRSS`).
+fn resident(vm: &Vm) -> Result<u64> {
+    let out =
+        vm.ok("sed -n 's/^VmRSS:[^0-9]*\\([0-9]*\\) kB/\\1/p' /proc/$(pgrep -x zvolt)/status")?;
+    let kib: u64 = out.trim().parse().context("VmRSS")?;
+    Ok(kib * 1024)
+}
