@@ -51,6 +51,8 @@ fn fault_a_quota_that_is_reached() {
     storage.ok("zfs set quota=none tank/csi/block").unwrap();
     assert_refused(outcome, Code::ResourceExhausted, &["tank"]);
     fleet.assert_clean();
+    // It looks at its pools now and then: the next test would meet what it saw last.
+    fleet.storage.stop().unwrap();
 }
 
 #[test]

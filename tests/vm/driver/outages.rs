@@ -219,7 +219,7 @@ fn outage_a_backend_that_was_destroyed() {
 /// some of them would lose their mounts in every outage of their storage host.
 #[test]
 fn outage_of_many_volumes_loses_no_controller() {
-    const MANY: usize = 24;
+    const MANY: usize = 10;
     let fleet = Fleet::fresh();
     let raw = |n: usize| Wanted::named(&format!("pvc-many-{n}")).size(64 << 20);
     let volumes: Vec<Journey<'_>> = (0..MANY).map(|n| fleet.create(&raw(n))).collect();

@@ -128,9 +128,15 @@ impl<'a> Member<'a> {
         )
     }
 
-    /// Whether the process lives.
-    pub fn is_running(&self) -> Result<bool> {
-        Ok(self.vm.run("pgrep -x zvolt")?.status == 0)
+    /// Whether the process ends by itself, as one does that has reached the point where it dies. It may be answering
+    /// a call until then, and be there as a zombie for a moment after.
+    pub fn ends(&self) -> Result<bool> {
+        let waited = self.vm.run("timeout 20 pidwait -x zvolt")?;
+        match waited.status {
+            0 | 1 => Ok(true),
+            124 => Ok(false),
+            status => bail!("pidwait ended with {status}: {}", waited.stderr.trim()),
+        }
     }
 
     /// Whether the process lives and was started with these arguments.

@@ -140,7 +140,7 @@ fn killed_at(fleet: &Fleet, call: Call, point: &str, id: &str) {
     member.kill().unwrap();
     member.start_with(&[("ZVOLT_KILL_AT", point)]).unwrap();
     let outcome = act(&volume, call);
-    if member.is_running().unwrap() {
+    if !member.ends().unwrap() {
         member.kill().unwrap(); // no later test may meet the kill point
         panic!("{call:?} never reached {point}: {outcome:?}");
     }

@@ -161,7 +161,7 @@ fn killed_at(family: &Family<'_>, call: Call, point: &str) {
         .start_with(&[("ZVOLT_KILL_AT", point)])
         .unwrap();
     let outcome = family.act(call);
-    if fleet.storage.is_running().unwrap() {
+    if !fleet.storage.ends().unwrap() {
         fleet.storage.kill().unwrap(); // no later test may meet the kill point
         panic!("{call:?} never reached {point}: {outcome:?}");
     }
