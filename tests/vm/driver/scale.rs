@@ -55,12 +55,17 @@ fn raw() -> csi::VolumeCapability {
 /// A third of them on each machine, the storage host's own by local attach.
 const NODES: [&str; 3] = ["node0", "node1", "storage0"];
 
-/// Every one of 300 stages that come at the same moment waits for its turn inside its call and succeeds
+/// So many by default; the 300 of a whole rack's boot take half an hour to make under emulation:
+/// `ZVOLT_STORM=300 cargo lab test vm bug_c_58`.
+const STORM: usize = 64;
+
+/// Every one of many stages that come at the same moment waits for its turn inside its call and succeeds
 /// (C-58), and 64 of the volumes are published and torn down at the same moment too.
 #[test]
-fn bug_c_58_three_hundred_stages_at_once_wait_inside_the_call() {
-    const VOLUMES: usize = 300;
-    const PUBLISHED: usize = 64;
+fn bug_c_58_a_storm_of_stages_waits_inside_the_calls() {
+    let volumes = std::env::var("ZVOLT_STORM").map_or(STORM, |n| n.parse().expect("a count"));
+    let published = volumes.min(64);
+    eprintln!("{volumes} volumes");
     let fleet = Fleet::fresh();
     let controller = fleet.controller.within(PATIENCE);
     let mut nodes: HashMap<&str, Csi> = HashMap::new();
@@ -75,7 +80,7 @@ fn bug_c_58_three_hundred_stages_at_once_wait_inside_the_call() {
     let node = |number: usize| NODES[number % NODES.len()];
     let staging = |number: usize| format!("{KUBELET}/plugins/{}", id(number));
     let target = |number: usize| format!("{KUBELET}/pods/{}", id(number));
-    at_once("create", VOLUMES, &|number| {
+    at_once("create", volumes, &|number| {
         let request = csi::CreateVolumeRequest {
             name: id(number),
             capacity_range: Some(csi::CapacityRange {
@@ -100,10 +105,10 @@ fn bug_c_58_three_hundred_stages_at_once_wait_inside_the_call() {
             controller.call(client.controller_publish_volume(controller.request(request)))?;
         Ok::<_, Status>(reply.publish_context)
     };
-    at_once("controller publish", VOLUMES, &|number| {
+    at_once("controller publish", volumes, &|number| {
         attach(number).map(drop)
     });
-    at_once("stage", VOLUMES, &|number| {
+    at_once("stage", volumes, &|number| {
         let request = csi::NodeStageVolumeRequest {
             volume_id: id(number),
             publish_context: attach(number)?,
@@ -116,7 +121,7 @@ fn bug_c_58_three_hundred_stages_at_once_wait_inside_the_call() {
         csi.call(client.node_stage_volume(csi.request(request)))
             .map(drop)
     });
-    at_once("publish", PUBLISHED, &|number| {
+    at_once("publish", published, &|number| {
         let request = csi::NodePublishVolumeRequest {
             volume_id: id(number),
             publish_context: attach(number)?,
@@ -130,15 +135,15 @@ fn bug_c_58_three_hundred_stages_at_once_wait_inside_the_call() {
         csi.call(client.node_publish_volume(csi.request(request)))
             .map(drop)
     });
-    at_once("unpublish", PUBLISHED, &|number| {
+    at_once("unpublish", published, &|number| {
         nodes[node(number)].unpublish(&id(number), &target(number))
     });
-    at_once("unstage", VOLUMES, &|number| {
+    at_once("unstage", volumes, &|number| {
         nodes[node(number)].unstage(&id(number), &staging(number))
     });
-    at_once("controller unpublish", VOLUMES, &|number| {
+    at_once("controller unpublish", volumes, &|number| {
         controller.controller_unpublish(&id(number), node(number))
     });
-    at_once("delete", VOLUMES, &|number| controller.delete(&id(number)));
+    at_once("delete", volumes, &|number| controller.delete(&id(number)));
     fleet.assert_clean();
 }
