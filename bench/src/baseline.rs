@@ -58,7 +58,7 @@ pub fn attach(volume: &Volume, host: &HostIdentity) -> Result<Sample> {
         ]),
     )?;
     watch.step("nvme connect");
-    run("udevadm", &words(&["settle"]))?;
+    settle()?;
     watch.step("udevadm settle");
     let device = device_of(volume)?;
     watch.step("look in /dev/disk");
@@ -125,6 +125,11 @@ fn mount_and_bind(volume: &Volume, device: &Path, watch: &mut Watch) -> Result<(
     )?;
     watch.step("mount -o bind,remount");
     Ok(())
+}
+
+/// Waits until udevd has looked at everything.
+pub fn settle() -> Result<()> {
+    run("udevadm", &words(&["settle"])).map(drop)
 }
 
 /// Takes it down.

@@ -1,21 +1,25 @@
 //! Admitting a host, by the target's configfs alone.
 
 use anyhow::Result;
-use zvolt_kernel::nvmet::Target;
+use zvolt_kernel::nvmet::{SubsystemSpec, Target};
 
 use crate::sample::{Sample, Side, Watch};
 
-/// Makes the host and allows it.
-pub fn admit(target: &Target, nqn: &str, host_nqn: &str) -> Result<Sample> {
+/// Makes the host and allows it, to a subsystem of the floor's own: the driver takes hosts that it does not know out of
+/// its subsystems.
+pub fn admit_to_scratch(target: &Target, host_nqn: &str) -> Result<Sample> {
+    let scratch = SubsystemSpec {
+        nqn: "nqn.2014-08.org.nvmexpress:bench-floor".into(),
+        serial: "zvolt-bench".into(),
+        model: "zvolt".into(),
+    };
+    target.converge_subsystem(&scratch)?;
     let mut watch = Watch::start();
-    target.allow_host(nqn, host_nqn)?;
+    target.allow_host(&scratch.nqn, host_nqn)?;
     watch.step("nvmet.allow-host");
-    Ok(watch.stop(Side::Floor, "admit"))
-}
-
-/// Takes it out again.
-pub fn expel(target: &Target, nqn: &str, host_nqn: &str) -> Result<()> {
-    target.disallow_host(nqn, host_nqn)?;
+    let sample = watch.stop(Side::Floor, "admit");
+    target.disallow_host(&scratch.nqn, host_nqn)?;
     target.remove_host(host_nqn)?;
-    Ok(())
+    target.remove_subsystem(&scratch.nqn)?;
+    Ok(sample)
 }
