@@ -14,7 +14,7 @@ fn failed(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("draw a plot: {error}")
 }
 
-/// All plots: file name and SVG.
+/// All plots: file name and SVG. Child processes take so long that they get one of their own.
 pub(super) fn all(report: &Report) -> Result<Vec<(String, String)>> {
     let mut plots = Vec::new();
     for (case, what) in [
@@ -23,15 +23,23 @@ pub(super) fn all(report: &Report) -> Result<Vec<(String, String)>> {
         ("ext4", "detach"),
         ("local", "attach"),
     ] {
-        let sides: Vec<&Distribution> = report
+        let all: Vec<&Distribution> = report
             .distributions
             .iter()
             .filter(|d| d.case == case && d.what == what)
             .collect();
-        if !sides.is_empty() {
-            let title =
-                format!("{case} {what}: medians by step, milliseconds (whiskers: p90 and p99)");
-            plots.push((format!("{case}-{what}.svg"), stacked(&title, &sides)?));
+        let near: Vec<&Distribution> = all
+            .iter()
+            .copied()
+            .filter(|d| d.side != Side::Baseline)
+            .collect();
+        let title = format!("{case} {what}: medians by step (dots: p90 and p99)");
+        if !near.is_empty() {
+            plots.push((format!("{case}-{what}.svg"), stacked(&title, &near)?));
+        }
+        if all.len() > near.len() {
+            let name = format!("{case}-{what}-child-processes.svg");
+            plots.push((name, stacked(&title, &all)?));
         }
     }
     Ok(plots)
@@ -61,7 +69,7 @@ fn draw(
         .margin(12)
         .x_label_area_size(30)
         .y_label_area_size(110)
-        .build_cartesian_2d(0.0..widest, (0..rows).into_segmented())
+        .build_cartesian_2d(0.0..widest, (0..rows - 1).into_segmented())
         .map_err(failed)?;
     let label = |row: &SegmentValue<i32>| match row {
         SegmentValue::CenterOf(row) => usize::try_from(*row)
@@ -80,7 +88,11 @@ fn draw(
         .map_err(failed)?;
     let mut legend: Vec<String> = Vec::new();
     for (row, side) in (0..rows).zip(sides) {
-        let (low, high) = (SegmentValue::Exact(row), SegmentValue::Exact(row + 1));
+        let low = SegmentValue::Exact(row);
+        let high = match row + 1 == rows {
+            true => SegmentValue::Last,
+            false => SegmentValue::Exact(row + 1),
+        };
         let mut from = 0.0;
         for (name, ms) in pieces(side) {
             let short = name.rsplit(' ').next().unwrap_or(&name).to_owned();
@@ -89,13 +101,11 @@ fn draw(
             } else {
                 short
             };
-            let at = legend
-                .iter()
-                .position(|known| *known == short)
-                .unwrap_or_else(|| {
-                    legend.push(short.clone());
-                    legend.len() - 1
-                });
+            let known = legend.iter().position(|known| *known == short);
+            let at = known.unwrap_or(legend.len());
+            if known.is_none() {
+                legend.push(short.clone());
+            }
             let colour = colour(at, &short);
             let mut bar = Rectangle::new(
                 [(from, low.clone()), (from + ms, high.clone())],
@@ -103,7 +113,7 @@ fn draw(
             );
             bar.set_margin(14, 14, 0, 0);
             let drawn = chart.draw_series([bar]).map_err(failed)?;
-            if ms > 0.0 && !legend.is_empty() && at + 1 == legend.len() {
+            if known.is_none() {
                 drawn.label(short).legend(move |(x, y)| {
                     Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled())
                 });
@@ -149,4 +159,41 @@ fn colour(at: usize, name: &str) -> RGBColor {
     }
     let (red, green, blue) = Palette99::pick(at).to_rgba().rgb();
     RGBColor(red, green, blue)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn side(side: Side, steps: &[(&str, f64)]) -> Distribution {
+        Distribution {
+            case: "ext4".into(),
+            what: "attach".into(),
+            side,
+            count: 1,
+            p50: 100.0,
+            p90: 120.0,
+            p99: 150.0,
+            max: 150.0,
+            steps: steps.iter().map(|(n, ms)| ((*n).to_owned(), *ms)).collect(),
+        }
+    }
+
+    #[test]
+    fn a_plot_names_each_side_and_each_step_once() {
+        let driver = side(Side::Driver, &[("NodeStageVolume connect", 60.0)]);
+        let floor = side(Side::Floor, &[("connect", 70.0)]);
+        let svg = stacked("a title", &[&driver, &floor]).unwrap();
+        for word in [
+            "a title",
+            "driver",
+            "floor",
+            "connect",
+            "rest",
+            "milliseconds",
+        ] {
+            let shown = svg.lines().filter(|line| line.trim() == word).count();
+            assert_eq!(shown, 1, "{word}");
+        }
+    }
 }
