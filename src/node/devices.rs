@@ -93,6 +93,11 @@ impl Devices {
         self.read_controllers(names, nqn)
     }
 
+    /// Files a controller that this process has just connected, ahead of its uevents.
+    pub(super) fn connected(&self, name: &str) -> Result<(), SysError> {
+        self.read_controller(name).map(drop)
+    }
+
     /// Those of these controllers that are ours and of this subsystem.
     pub(super) fn read_controllers(
         &self,
@@ -224,6 +229,9 @@ impl Devices {
         let Some(controller) = nvme::controller(&self.sys, name)? else {
             return Ok(Vec::new());
         };
+        if controller.subsystem_nqn.is_empty() {
+            return Ok(Vec::new()); // not identified yet: another event comes when it is
+        }
         let before = self.lock().put_controller(&controller);
         Ok(before
             .into_iter()

@@ -113,7 +113,9 @@ pub fn subsystem_of(sys: &Path, block: &str) -> Result<Option<Subsystem>, SysErr
 fn linked_controllers(subsystem: &Path) -> Result<Vec<String>, SysError> {
     let mut found = Vec::new();
     for name in names_in(subsystem)? {
-        if name.starts_with("nvme") && link_name(&subsystem.join(&name))?.is_some() {
+        // By name first: there may be a thousand heads beside a controller or two.
+        let instance = name.strip_prefix("nvme").unwrap_or_default();
+        if instance.parse::<u32>().is_ok() && link_name(&subsystem.join(&name))?.is_some() {
             found.push(name);
         }
     }

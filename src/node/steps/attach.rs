@@ -127,8 +127,10 @@ impl<'a> Staging<'a> {
         };
         match nvme::connect_once(&node.config.roots.dev, &options) {
             Ok(connected) => {
-                self.connected = Some(format!("nvme{}", connected.instance));
-                Ok(())
+                let name = format!("nvme{}", connected.instance);
+                self.connected = Some(name.clone());
+                // Its namespace may be heard of before it: nobody shall look for it in vain.
+                Ok(node.devices.connected(&name)?)
             }
             // Somebody was faster, or the index has not heard of it yet: its namespace is waited for all the same.
             Err(nvme::Error::Already { .. }) => Ok(()),
@@ -274,10 +276,9 @@ impl<'a> Staging<'a> {
     }
 
     pub(super) fn bound_requests(&self, node: &Node) -> Result<(), Error> {
-        for controller in node.devices.controllers(&self.request.target.nqn)? {
-            nvme::bound_requests(&node.config.roots.sys, &controller.name, MAX_REQUEST_KIB)?;
-        }
-        Ok(())
+        let sys = &node.config.roots.sys;
+        let block = block::kernel_name(sys, self.verified()?.id)?;
+        Ok(nvme::bound_requests(sys, &block, MAX_REQUEST_KIB)?)
     }
 
     /// Rule 5 for a zvol of this machine: nothing but this keeps it from being written to.
