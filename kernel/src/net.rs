@@ -21,7 +21,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeSpec;
 
-pub use self::blackhole::{blackhole, unblackhole};
+pub use self::blackhole::{blackhole, is_blackholed, unblackhole};
 use crate::error::SysError;
 
 /// `RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR` (`linux/rtnetlink.h`).

@@ -48,11 +48,13 @@ impl KernelHost {
     pub fn new(config: &AgentConfig) -> Result<Self, Failure> {
         let Roots { sys, dev, nvmet } = &config.roots;
         let teller = Arc::new(Teller::default());
-        let ports = Ports::start(&config.portals, config.port_id_base, teller.clone());
+        let target = Target::at(nvmet);
+        let (portals, base) = (&config.portals, config.port_id_base);
+        let ports = Ports::start(target.clone(), portals, base, teller.clone());
         Ok(Self {
             zvols: Zvols::start(sys, dev, teller.clone()).map_err(Failure::kernel)?,
             zfs: Zfs::load().map_err(Failure::kernel)?,
-            target: Target::at(nvmet),
+            target,
             ports: ports.map_err(Failure::kernel)?,
             teller,
             loopback: Loopback::new(sys, dev, &config.node_name, config.loop_port()),
@@ -233,7 +235,7 @@ impl KernelHost {
             self.namespace(backing)?;
         }
         for port in ports {
-            self.ports.link(&self.target, nqn, *port)?;
+            self.ports.link(nqn, *port)?;
         }
         Ok(())
     }
@@ -324,11 +326,11 @@ impl Host for KernelHost {
     }
 
     fn converge_ports(&self) -> Result<(), Failure> {
-        self.ports.converge(&self.target)
+        self.ports.converge()
     }
 
     fn hold_ports(&self) -> Result<bool, Failure> {
-        self.ports.hold(&self.target)
+        self.ports.hold()
     }
 
     fn open_ports(&self) -> Result<(), Failure> {
@@ -427,7 +429,7 @@ impl Host for KernelHost {
                 .map(drop)
                 .map_err(Failure::kernel),
             Act::Namespace(backing) => self.namespace(backing),
-            Act::Link { nqn, port } => self.ports.link(&self.target, nqn, *port),
+            Act::Link { nqn, port } => self.ports.link(nqn, *port),
             Act::AllowHost { nqn, host } => {
                 let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
                 self.target

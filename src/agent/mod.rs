@@ -258,7 +258,6 @@ impl<S: Store, H: Host> Serving<S, H> {
             .map(Arc::new)
             .collect();
         let prepared = self.build(volumes).await?;
-        self.await_pools_of(&prepared);
         for prepared in prepared {
             self.volumes.listed(&prepared.volume, prepared.versions);
         }
@@ -277,7 +276,7 @@ impl<S: Store, H: Host> Serving<S, H> {
         Ok(())
     }
 
-    /// Builds every export, then links them all.
+    /// Builds every export, then links them all. Holds on for attached volumes whose pools are not imported yet.
     async fn build(&mut self, volumes: Vec<Arc<Volume>>) -> Result<Vec<Prepared>, Error> {
         let mut building = JoinSet::new();
         let mut prepared = Vec::new();
@@ -293,10 +292,21 @@ impl<S: Store, H: Host> Serving<S, H> {
         while let Some(done) = building.join_next().await {
             prepared.push(done?);
         }
-        let awaits = !self.await_pools.is_zero() && prepared.iter().any(|p| p.awaits_pool);
+        let lacking: Vec<String> = match self.await_pools.is_zero() {
+            true => Vec::new(),
+            false => names_of(prepared.iter().filter(|p| p.awaits_pool)),
+        };
         let built = prepared.iter_mut().filter_map(|p| p.built.take()).collect();
-        let all = self.all.clone();
-        tokio::task::spawn_blocking(move || all.link(built, awaits)).await??;
+        let (all, awaits) = (self.all.clone(), !lacking.is_empty());
+        if tokio::task::spawn_blocking(move || all.link(built, awaits)).await?? {
+            tracing::warn!(
+                volumes = ?lacking,
+                seconds = self.await_pools.as_secs(),
+                "the portals answer nobody until the pools of these volumes are imported (zpool import)"
+            );
+            self.awaited = lacking;
+            self.held = Some(Instant::now() + self.await_pools);
+        }
         Ok(prepared)
     }
 
@@ -339,28 +349,13 @@ impl<S: Store, H: Host> Serving<S, H> {
             }
             News::Ports => {
                 tracing::info!("a portal's address has appeared: all exports are linked to it");
-                let all = self.all.clone();
-                tokio::task::spawn_blocking(move || all.host.hold_ports()).await??;
-                self.held = Some(Instant::now() + HELD);
+                // The port is held already; pools that are waited for may take longer.
+                self.held = self.held.max(Some(Instant::now() + HELD));
                 self.volumes.nudge(|_| true);
                 self.open_when_linked().await?;
             }
         }
         Ok(())
-    }
-
-    /// Holds on for attached volumes whose pools are not imported yet.
-    fn await_pools_of(&mut self, prepared: &[Prepared]) {
-        let lacking = prepared.iter().filter(|p| p.awaits_pool);
-        self.awaited = lacking.map(|p| p.volume.metadata.name.clone()).collect();
-        if !self.awaited.is_empty() && !self.await_pools.is_zero() {
-            tracing::warn!(
-                volumes = ?self.awaited,
-                seconds = self.await_pools.as_secs(),
-                "the portals answer nobody until the pools of these volumes are imported (zpool import)"
-            );
-            self.held = Some(Instant::now() + self.await_pools);
-        }
     }
 
     /// What was held may answer, when nothing is left to link.
@@ -458,6 +453,10 @@ impl<S: Store, H: Host> Serving<S, H> {
             Ok(())
         })
     }
+}
+
+fn names_of<'a>(prepared: impl Iterator<Item = &'a Prepared>) -> Vec<String> {
+    prepared.map(|p| p.volume.metadata.name.clone()).collect()
 }
 
 /// Whether a volume's pool was not there when it was last looked at.

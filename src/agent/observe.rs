@@ -251,7 +251,7 @@ pub trait Host: Snapshots {
     fn ports(&self) -> Vec<u16>;
     /// Makes the target's ports.
     fn converge_ports(&self) -> Result<(), Failure>;
-    /// Keeps the ports that do not listen yet from answering; whether there are such.
+    /// Keeps the ports that do not listen yet from answering; whether one is kept so now.
     fn hold_ports(&self) -> Result<bool, Failure>;
     /// Lets all ports answer.
     fn open_ports(&self) -> Result<(), Failure>;

@@ -14,6 +14,7 @@ use super::observe::{Failure, News, Teller};
 /// The ports of the portals.
 #[derive(Debug)]
 pub(super) struct Ports {
+    target: Target,
     specs: Vec<PortSpec>,
     /// By number, those whose address is there. One that has been linked goes on listening without it.
     there: Mutex<BTreeSet<u16>>,
@@ -21,14 +22,16 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// The ports for these portals, numbered from `base`. Listens for their addresses from now on.
+    /// The ports of `target` for these portals, numbered from `base`. Listens for their addresses from now on.
     pub(super) fn start(
+        target: Target,
         portals: &[SocketAddr],
         base: u16,
         teller: Arc<Teller>,
     ) -> Result<Arc<Self>, SysError> {
         let socket = AddressSocket::open()?;
         let ports = Arc::new(Self {
+            target,
             specs: (base..)
                 .zip(portals)
                 .map(|(id, address)| PortSpec {
@@ -39,7 +42,9 @@ impl Ports {
             there: Mutex::default(),
             teller,
         });
-        ports.look();
+        for port in ports.come() {
+            ports.there().insert(port.id);
+        }
         let listener = Arc::downgrade(&ports);
         std::thread::Builder::new()
             .name("addresses".into())
@@ -49,9 +54,9 @@ impl Ports {
     }
 
     /// Makes the ports in the target, whether or not their addresses are there.
-    pub(super) fn converge(&self, target: &Target) -> Result<(), Failure> {
+    pub(super) fn converge(&self) -> Result<(), Failure> {
         for port in &self.specs {
-            target.converge_port(port).map_err(Failure::kernel)?;
+            self.target.converge_port(port).map_err(Failure::kernel)?;
         }
         for port in self
             .specs
@@ -68,38 +73,53 @@ impl Ports {
         Ok(())
     }
 
-    /// Drops the answers of every port that does not listen yet, until [`Ports::open`]; whether there is one.
+    /// Drops the answers of every port that does not listen yet, until [`Ports::open`]; whether one is held now, be it
+    /// by an agent that was killed.
     ///
     /// A port listens with its first link, and a host that then asks for a subsystem that is linked a moment later is
     /// refused for good (`NVME_SC_CONNECT_INVALID_PARAM` with DNR, `nvmet_alloc_ctrl`): its mounts are lost. A host
     /// that is not answered tries again.
-    pub(super) fn hold(&self, target: &Target) -> Result<bool, Failure> {
+    pub(super) fn hold(&self) -> Result<bool, Failure> {
         let mut holds = false;
         for port in &self.specs {
-            let Some(address) = port.address else {
-                continue;
-            };
-            if target.is_listening(port.id).map_err(Failure::kernel)? {
-                continue;
-            }
-            match net::blackhole(address) {
-                Ok(_) => holds = true,
-                Err(error) => tracing::warn!(
-                    %error,
-                    "the portal answers before all exports are linked: hosts that reconnect in that moment may give up"
-                ),
-            }
+            holds |= self.hold_port(port).map_err(Failure::kernel)?;
         }
         Ok(holds)
     }
 
+    fn hold_port(&self, port: &PortSpec) -> Result<bool, nvmet::Error> {
+        let Some(address) = port.address else {
+            return Ok(false);
+        };
+        let held = match net::is_blackholed(address) {
+            Ok(false) if self.target.is_listening(port.id)? => return Ok(false),
+            Ok(false) => net::blackhole(address).map(|_| true),
+            outcome => outcome,
+        };
+        Ok(held.unwrap_or_else(|error| {
+            tracing::warn!(
+                %error,
+                "the portal answers before all exports are linked: hosts that reconnect in that moment may give up"
+            );
+            false
+        }))
+    }
+
     /// Lets every port answer, whoever held it.
     pub(super) fn open(&self) -> Result<(), Failure> {
-        self.specs
-            .iter()
-            .filter_map(|port| port.address)
-            .try_for_each(|address| net::unblackhole(address).map(drop))
-            .map_err(Failure::kernel)
+        for address in self.specs.iter().filter_map(|port| port.address) {
+            match net::unblackhole(address) {
+                Ok(_) => {}
+                // Without CAP_NET_ADMIN this process has held nothing; another may have.
+                Err(error) if error.errno == Errno::EPERM && !is_held(address)? => {}
+                Err(error) => {
+                    return Err(Failure::kernel(format!(
+                        "{error}: portal {address} answers nobody while its rule is there (ip rule, priority 1)"
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The ports that hosts can be given now, by number.
@@ -108,8 +128,8 @@ impl Ports {
     }
 
     /// Links a subsystem. A port whose address has gone is left out until it is back.
-    pub(super) fn link(&self, target: &Target, nqn: &str, port: u16) -> Result<(), Failure> {
-        match target.link_port(nqn, port) {
+    pub(super) fn link(&self, nqn: &str, port: u16) -> Result<(), Failure> {
+        match self.target.link_port(nqn, port) {
             Ok(Outcome::Changed | Outcome::Unchanged) => Ok(()),
             Err(nvmet::Error::Sys(error)) if error.errno == Errno::EADDRNOTAVAIL => {
                 tracing::warn!(nqn, %error, "the port's address has gone: it is linked when it is back");
@@ -120,28 +140,31 @@ impl Ports {
         }
     }
 
-    /// Asks for every port that is not there yet; whether one has come.
-    fn look(&self) -> bool {
-        let mut came = false;
-        for port in &self.specs {
-            let Some(address) = port.address.filter(|_| !self.there().contains(&port.id)) else {
-                continue;
-            };
-            match net::can_listen(address) {
-                Ok(false) => {}
-                Ok(true) => {
-                    self.there().insert(port.id);
-                    came = true;
-                }
-                // The link itself will tell.
-                Err(error) => {
-                    tracing::warn!(%error, "whether a portal's address is there could not be asked");
-                    self.there().insert(port.id);
-                    came = true;
-                }
+    /// The ports whose address has come since the last look.
+    fn come(&self) -> Vec<&PortSpec> {
+        let is_there = |address| match net::can_listen(address) {
+            Ok(is_there) => is_there,
+            Err(error) => {
+                tracing::warn!(%error, "whether a portal's address is there could not be asked");
+                true // the link itself will tell
             }
+        };
+        let mut away: Vec<_> = self.specs.iter().collect();
+        away.retain(|port| !self.there().contains(&port.id));
+        away.retain(|port| port.address.is_some_and(is_there));
+        away
+    }
+
+    /// Holds ports that have come late, and only then lets volumes be linked to them; whether there are such.
+    fn admit(&self) -> bool {
+        let come = self.come();
+        for port in &come {
+            if let Err(error) = self.hold_port(port) {
+                tracing::warn!(%error, "a port could not be held while all exports are linked to it");
+            }
+            self.there().insert(port.id);
         }
-        came
+        !come.is_empty()
     }
 
     fn there(&self) -> MutexGuard<'_, BTreeSet<u16>> {
@@ -161,12 +184,16 @@ impl Ports {
     }
 }
 
+fn is_held(address: SocketAddr) -> Result<bool, Failure> {
+    net::is_blackholed(address).map_err(Failure::kernel)
+}
+
 fn listen(socket: &AddressSocket, ports: &Weak<Ports>) {
     loop {
         let heard = socket.recv(None);
         let Some(ports) = ports.upgrade() else { return };
         match heard {
-            Ok(heard) if ports.concerns(heard) && ports.look() => ports.teller.tell(News::Ports),
+            Ok(heard) if ports.concerns(heard) && ports.admit() => ports.teller.tell(News::Ports),
             Ok(_) => {}
             Err(error) => {
                 tracing::error!(%error, "addresses that appear are not heard of any more: start the agent again after one");

@@ -314,24 +314,26 @@ impl<S: Store, H: Host> Reconciler<S, H> {
     }
 
     /// Start-up, second half: links all that was built, with nothing in between. No port answers before, nor after
-    /// when it `awaits` more to link.
-    pub(super) fn link(&self, all: Vec<Built>, awaits: bool) -> Result<(), Failure> {
+    /// when it `awaits` more to link; whether that is so.
+    pub(super) fn link(&self, all: Vec<Built>, awaits: bool) -> Result<bool, Failure> {
         let mut opening = Running::start("");
+        let mut holds = false;
         if awaits || !all.is_empty() {
             opening.enter(plan::operation::OPEN, &self.journal);
-            opening
+            holds = opening
                 .timeline
                 .step("ports.hold", || self.host.hold_ports())?;
         }
         self.link_each(all);
+        let waits = awaits && holds;
         // Also when there was nothing to link: an agent that was killed may have left them held.
-        if !awaits {
+        if !waits {
             opening
                 .timeline
                 .step("ports.open", || self.host.open_ports())?;
         }
         opening.finish(Ok(()), &self.journal);
-        Ok(())
+        Ok(waits)
     }
 
     fn link_each(&self, all: Vec<Built>) {

@@ -1,12 +1,12 @@
 //! A listening address whose answers are dropped: a policy rule (rtnetlink(7) `RTM_NEWRULE`, `FR_ACT_BLACKHOLE` of
-//! `linux/fib_rules.h`) for what TCP sends from it. A client's SYN is lost then and is sent again a second later; a
-//! refusal would be final, whether it came from TCP or from what listens there. Needs `CAP_NET_ADMIN`.
+//! `linux/fib_rules.h`) for what TCP sends from it. A client's SYN goes unanswered and is sent again a second later.
+//! Needs `CAP_NET_ADMIN`; the look does not.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, RulePortRange};
@@ -21,6 +21,7 @@ use crate::error::SysError;
 
 /// After the rule of the local table (0): what this machine sends to itself is not dropped.
 const PRIORITY: u32 = 1;
+const GET: &str = "NETLINK_ROUTE RTM_GETRULE";
 
 /// Drops what TCP sends from `address` from now on. Whether it was not so before.
 pub fn blackhole(address: SocketAddr) -> Result<bool, SysError> {
@@ -34,10 +35,58 @@ pub fn blackhole(address: SocketAddr) -> Result<bool, SysError> {
 /// Lets it out again. Whether it was dropped before.
 pub fn unblackhole(address: SocketAddr) -> Result<bool, SysError> {
     match ask(RouteNetlinkMessage::DelRule(rule(address)), 0) {
-        // ENOENT: no such rule. EAFNOSUPPORT: no rules at all, as without IPv6.
-        Err(error) if matches!(error.errno, Errno::ENOENT | Errno::EAFNOSUPPORT) => Ok(false),
+        Err(error) if error.errno == Errno::ENOENT || is_without_rules(error.errno) => Ok(false),
         outcome => outcome.map(|()| true),
     }
+}
+
+/// Whether what TCP sends from `address` is dropped now. Grows with the number of policy rules.
+pub fn is_blackholed(address: SocketAddr) -> Result<bool, SysError> {
+    let ours = rule(address);
+    let mut request = RuleMessage::default();
+    request.header.family = ours.header.family;
+    let socket = send(RouteNetlinkMessage::GetRule(request), NLM_F_DUMP, GET)?;
+    let mut found = false;
+    loop {
+        let mut datagram = [0; DATAGRAM_BYTES];
+        let length = receive(&socket, &mut datagram, GET)?;
+        let mut rest = &datagram[..length];
+        while !rest.is_empty() {
+            let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
+                .map_err(|_| SysError::new("recv", GET, Errno::EBADMSG))?;
+            match message.payload {
+                NetlinkPayload::Done(_) => return Ok(found),
+                NetlinkPayload::Error(error) => match error.code {
+                    Some(code) if is_without_rules(Errno::from_raw(-code.get())) => {
+                        return Ok(false);
+                    }
+                    code => {
+                        let errno = code.map_or(Errno::EBADMSG, |c| Errno::from_raw(-c.get()));
+                        return Err(SysError::new("recv", GET, errno));
+                    }
+                },
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRule(rule)) => {
+                    found |= is_same(&rule, &ours);
+                }
+                _ => {}
+            }
+            // Messages are aligned to four bytes (NLMSG_ALIGN).
+            let aligned = (message.header.length as usize).next_multiple_of(4);
+            rest = rest.get(aligned..).unwrap_or_default();
+        }
+    }
+}
+
+/// Whether a rule of the kernel does what ours does; it tells more attributes than it was given.
+fn is_same(found: &RuleMessage, ours: &RuleMessage) -> bool {
+    found.header.action == ours.header.action
+        && found.header.src_len == ours.header.src_len
+        && ours.attributes.iter().all(|a| found.attributes.contains(a))
+}
+
+/// This kernel has no policy rules for the family: none of its own, or no such family (as without IPv6).
+fn is_without_rules(errno: Errno) -> bool {
+    matches!(errno, Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP)
 }
 
 fn rule(address: SocketAddr) -> RuleMessage {
@@ -70,8 +119,15 @@ fn ask(request: RouteNetlinkMessage, flags: u16) -> Result<(), SysError> {
         RouteNetlinkMessage::NewRule(_) => "NETLINK_ROUTE RTM_NEWRULE",
         _ => "NETLINK_ROUTE RTM_DELRULE",
     };
+    let socket = send(request, NLM_F_ACK | flags, subject)?;
+    let mut reply = [0; DATAGRAM_BYTES];
+    let length = receive(&socket, &mut reply, subject)?;
+    answer(&reply[..length]).map_err(|errno| SysError::new("sendmsg", subject, errno))
+}
+
+fn send(request: RouteNetlinkMessage, flags: u16, subject: &str) -> Result<OwnedFd, SysError> {
     let mut message = NetlinkMessage::from(request);
-    message.header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+    message.header.flags = NLM_F_REQUEST | flags;
     message.finalize();
     let mut bytes = vec![0; message.buffer_len()];
     message.serialize(&mut bytes);
@@ -79,17 +135,16 @@ fn ask(request: RouteNetlinkMessage, flags: u16) -> Result<(), SysError> {
     let kernel = NetlinkAddr::new(0, 0);
     sendto(socket.as_raw_fd(), &bytes, &kernel, MsgFlags::empty())
         .map_err(|errno| SysError::new("sendto", subject, errno))?;
-    let mut reply = [0; DATAGRAM_BYTES];
-    // The kernel answers within sendto: nothing is waited for.
-    let length = loop {
-        match recv(socket.as_raw_fd(), &mut reply, MsgFlags::MSG_DONTWAIT) {
+    Ok(socket)
+}
+
+/// The next datagram: the kernel answers within sendto, and a dump goes on within recv; nothing is waited for.
+fn receive(socket: &OwnedFd, buffer: &mut [u8], subject: &str) -> Result<usize, SysError> {
+    loop {
+        match recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
             Err(Errno::EINTR) => {}
-            outcome => break outcome.map_err(|errno| SysError::new("recv", subject, errno))?,
+            outcome => return outcome.map_err(|errno| SysError::new("recv", subject, errno)),
         }
-    };
-    match answer(&reply[..length]) {
-        Ok(()) => Ok(()),
-        Err(errno) => Err(SysError::new("sendmsg", subject, errno)),
     }
 }
 
@@ -132,6 +187,20 @@ mod tests {
         bytes[16..20].copy_from_slice(&(-17_i32).to_ne_bytes());
         assert_eq!(answer(&bytes), Err(Errno::EEXIST));
         assert_eq!(answer(&bytes[..8]), Err(Errno::EBADMSG));
+    }
+
+    #[test]
+    fn a_rule_is_known_again_by_what_it_does() {
+        let ours = rule("192.0.2.1:4420".parse().unwrap());
+        let mut found = ours.clone();
+        found
+            .attributes
+            .push(RuleAttribute::SuppressPrefixLen(u32::MAX));
+        assert!(is_same(&found, &ours));
+        found.header.action = RuleAction::ToTable;
+        assert!(!is_same(&found, &ours));
+        let other = rule("192.0.2.1:4421".parse().unwrap());
+        assert!(!is_same(&other, &ours));
     }
 
     #[test]

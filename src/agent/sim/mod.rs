@@ -147,6 +147,14 @@ impl SimHost {
         world.in_flight.clear();
     }
 
+    /// Addresses that were away appear: their ports are held before they are told of.
+    pub(super) fn come(&self) {
+        self.hold_ports().unwrap();
+        self.away.lock().unwrap().clear();
+        let listener = self.listener.lock().unwrap();
+        listener.as_ref().unwrap().send(News::Ports).unwrap();
+    }
+
     /// Somebody takes the namespaces away.
     pub(super) fn lose_namespaces(&self) {
         let mut world = self.world.lock().unwrap();

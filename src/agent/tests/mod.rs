@@ -365,8 +365,7 @@ async fn an_address_that_comes_late_holds_up_nothing_and_is_linked_when_it_comes
             .clone()
     };
     assert_eq!(ports(&rig), [2]);
-    rig.host.away.lock().unwrap().clear();
-    rig.news(News::Ports);
+    rig.host.come();
     let ends = |done: &[String]| done.last().is_some_and(|act| act == "ports.open");
     soon(async {
         while !ends(&rig.host.done.lock().unwrap()) {

@@ -5,6 +5,7 @@
 mod block;
 mod fabric;
 mod format;
+mod net;
 mod nvme;
 mod nvmet;
 mod uevent;
