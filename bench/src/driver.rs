@@ -16,8 +16,8 @@ use zvolt_proto::csi::node_client::NodeClient;
 use zvolt_proto::csi::volume_capability::access_mode::Mode;
 use zvolt_proto::csi::volume_capability::{AccessMode, AccessType, MountVolume};
 use zvolt_proto::csi::{self, VolumeCapability};
-use zvolt_proto::trace::ListOperationsRequest;
 use zvolt_proto::trace::trace_client::TraceClient;
+use zvolt_proto::trace::{ListOperationsRequest, Operation};
 
 use crate::job::Volume;
 use crate::sample::{Sample, Side, Watch};
@@ -103,7 +103,8 @@ impl Driver {
         let watch = Watch::start();
         self.call(client.node_stage_volume(stage))?;
         self.call(client.node_publish_volume(publish))?;
-        self.with_steps(watch.stop(Side::Driver, "attach"), &volume.id, 2)
+        let calls = ["NodeStageVolume", "NodePublishVolume"];
+        self.with_steps(watch.stop(Side::Driver, "attach"), &volume.id, &calls)
     }
 
     /// NodeUnpublishVolume, NodeUnstageVolume.
@@ -120,7 +121,8 @@ impl Driver {
         let watch = Watch::start();
         self.call(client.node_unpublish_volume(unpublish))?;
         self.call(client.node_unstage_volume(unstage))?;
-        self.with_steps(watch.stop(Side::Driver, "detach"), &volume.id, 2)
+        let calls = ["NodeUnpublishVolume", "NodeUnstageVolume"];
+        self.with_steps(watch.stop(Side::Driver, "detach"), &volume.id, &calls)
     }
 
     /// ControllerPublishVolume.
@@ -134,7 +136,8 @@ impl Driver {
         let mut client = self.controller();
         let watch = Watch::start();
         self.call(client.controller_publish_volume(publish))?;
-        self.with_steps(watch.stop(Side::Driver, "admit"), &volume.id, 2)
+        let calls = ["ControllerPublishVolume", "agent.publish"];
+        self.with_steps(watch.stop(Side::Driver, "admit"), &volume.id, &calls)
     }
 
     /// ControllerUnpublishVolume.
@@ -147,7 +150,8 @@ impl Driver {
         let mut client = self.controller();
         let watch = Watch::start();
         self.call(client.controller_unpublish_volume(unpublish))?;
-        Ok(watch.stop(Side::Driver, "expel"))
+        let calls = ["ControllerUnpublishVolume", "agent.publish"];
+        self.with_steps(watch.stop(Side::Driver, "expel"), &volume.id, &calls)
     }
 
     /// CreateVolume; gives its ID too.
@@ -173,7 +177,8 @@ impl Driver {
         let reply = self.call(client.create_volume(create))?;
         let sample = watch.stop(Side::Driver, "create");
         let id = reply.volume.context("the reply has no volume")?.volume_id;
-        Ok((self.with_steps(sample, &id, 2)?, id))
+        let calls = ["CreateVolume", "agent.create"];
+        Ok((self.with_steps(sample, &id, &calls)?, id))
     }
 
     /// DeleteVolume.
@@ -185,25 +190,53 @@ impl Driver {
         let mut client = self.controller();
         let watch = Watch::start();
         self.call(client.delete_volume(delete))?;
-        Ok(watch.stop(Side::Driver, "delete"))
+        let calls = ["DeleteVolume", "agent.delete"];
+        self.with_steps(watch.stop(Side::Driver, "delete"), id, &calls)
     }
 
-    /// Adds what the driver's timeline says of the last `operations` of a volume.
-    fn with_steps(&self, mut sample: Sample, volume: &str, operations: usize) -> Result<Sample> {
-        let request = request(ListOperationsRequest {
-            volume: volume.into(),
-            limit: 8,
-        });
-        let mut client = TraceClient::new(self.channel.clone());
-        let reply = self.call(client.list_operations(request))?;
-        let first = reply.operations.len().saturating_sub(operations);
-        for operation in &reply.operations[first..] {
+    /// Adds what the driver's timeline says of these operations of a volume since the sample began: their steps, what
+    /// the calls took beside their steps, and the rest, which is the socket's and the orchestrator's.
+    fn with_steps(&self, mut sample: Sample, volume: &str, names: &[&str]) -> Result<Sample> {
+        let operations = self.operations(volume, names, sample.began)?;
+        let (mut in_calls, mut beside) = (0, 0);
+        for operation in &operations {
             let steps = operation.steps.iter();
             sample.steps.extend(
                 steps.map(|s| (format!("{} {}", operation.name, s.name), s.duration_nanos)),
             );
+            // The agent works while a call waits for it.
+            if !operation.name.starts_with("agent.") {
+                let steps: u64 = operation.steps.iter().map(|s| s.duration_nanos).sum();
+                in_calls += operation.total_nanos;
+                beside += operation.total_nanos.saturating_sub(steps);
+            }
         }
+        sample.steps.push(("beside the steps".into(), beside));
+        let rest = sample.nanos.saturating_sub(in_calls);
+        sample.steps.push(("socket and caller".into(), rest));
         Ok(sample)
+    }
+
+    /// The newest operation of each name. The agent may answer a call before it has kept its own: it is asked again.
+    fn operations(&self, volume: &str, names: &[&str], since: u64) -> Result<Vec<Operation>> {
+        let mut client = TraceClient::new(self.channel.clone());
+        let mut missing = String::new();
+        for _ in 0..100 {
+            let request = request(ListOperationsRequest {
+                volume: volume.into(),
+                limit: 16,
+            });
+            let kept = self.call(client.list_operations(request))?.operations;
+            let newest = |name: &&str| {
+                let mut since_then = kept.iter().filter(|o| o.started_unix_nanos >= since);
+                since_then.rfind(|o| o.name == **name).cloned()
+            };
+            match names.iter().find(|name| newest(name).is_none()) {
+                None => return Ok(names.iter().filter_map(newest).collect()),
+                Some(name) => missing = format!("{name} of {volume}"),
+            }
+        }
+        bail!("the driver's journal has no {missing}, which it has just done")
     }
 }
 

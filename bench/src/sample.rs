@@ -1,6 +1,6 @@
 //! One measured call, and the watch that measures its steps.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -21,8 +21,10 @@ pub enum Side {
 pub struct Sample {
     /// Who.
     pub side: Side,
-    /// What: `attach`, `detach`, `admit`, `create`, `delete`.
+    /// What: `attach`, `detach`, `admit`, `expel`, `create`, `delete`.
     pub what: String,
+    /// When it began, in nanoseconds since the Unix epoch.
+    pub began: u64,
     /// Nanoseconds from its beginning to its end.
     pub nanos: u64,
     /// Its steps in order, in nanoseconds.
@@ -32,6 +34,7 @@ pub struct Sample {
 /// Measures steps that follow each other.
 #[derive(Debug)]
 pub struct Watch {
+    began: u64,
     begin: Instant,
     last: Instant,
     steps: Vec<(String, u64)>,
@@ -44,8 +47,10 @@ fn nanos(from: Instant, to: Instant) -> u64 {
 impl Watch {
     /// Begins now.
     pub fn start() -> Self {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = Instant::now();
         Self {
+            began: u64::try_from(since_epoch.unwrap_or_default().as_nanos()).unwrap_or_default(),
             begin: now,
             last: now,
             steps: Vec::with_capacity(16),
@@ -64,6 +69,7 @@ impl Watch {
         Sample {
             side,
             what: what.to_owned(),
+            began: self.began,
             nanos: nanos(self.begin, Instant::now()),
             steps: self.steps,
         }

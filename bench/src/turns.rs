@@ -22,28 +22,119 @@ const QUEUES: u32 = 4;
 /// Does the job, and prints a sample a line.
 pub fn run(job: &Job) -> Result<()> {
     let driver = Driver::connect(&job.socket)?;
-    for round in 0..=job.rounds {
-        let samples = match &job.work {
-            Work::Remote(volume) => remote(&driver, volume)?,
-            Work::Local(volume) => local(&driver, volume)?,
-            Work::Admit {
-                volume,
-                node,
-                host_nqn,
-            } => admit(&driver, volume, node, host_nqn)?,
-            Work::Create {
-                pool,
-                size,
-                fs_type,
-                port,
-            } => create_and_delete(&driver, pool, *size, fs_type, *port)?,
-        };
-        // The first round warms caches for all sides.
-        for sample in samples.iter().filter(|_| round > 0) {
-            println!("{}", serde_json::to_string(sample)?);
+    match &job.work {
+        Work::Remote(volume) => {
+            // Who the driver is to the target shows while it has the volume.
+            attach(volume, || driver.attach(volume))?;
+            let host = host_of(volume)?;
+            detach(|| driver.detach(volume))?;
+            let mut sides: [Play<'_>; 3] = [
+                &mut || by_driver(&driver, volume),
+                &mut || {
+                    let (sample, controller) =
+                        attach(volume, || attach::remote(volume, &host, QUEUES))?;
+                    Ok(vec![
+                        sample,
+                        detach(|| attach::detach(volume, Some(&controller)))?,
+                    ])
+                },
+                &mut || {
+                    let sample = attach(volume, || baseline::attach(volume, &host))?;
+                    Ok(vec![sample, detach(|| baseline::detach(volume))?])
+                },
+            ];
+            rounds(job.rounds, &mut sides)
+        }
+        Work::Local(volume) => rounds(
+            job.rounds,
+            &mut [&mut || by_driver(&driver, volume), &mut || {
+                let sample = attach(volume, || attach::local(volume))?;
+                Ok(vec![sample, detach(|| attach::detach(volume, None))?])
+            }],
+        ),
+        Work::Admit {
+            volume,
+            node,
+            host_nqn,
+        } => {
+            let nvmet = Target::at(NVMET);
+            rounds(
+                job.rounds,
+                &mut [
+                    &mut || {
+                        Ok(vec![
+                            driver.admit(volume, node)?,
+                            driver.expel(volume, node)?,
+                        ])
+                    },
+                    &mut || target::admit_to_scratch(&nvmet, host_nqn),
+                ],
+            )
+        }
+        Work::Create {
+            pool,
+            size,
+            fs_type,
+            port,
+        } => {
+            let wanted = wanted(pool, *size, fs_type, *port)?;
+            let (zfs, nvmet) = (Zfs::load()?, Target::at(NVMET));
+            rounds(
+                job.rounds,
+                &mut [
+                    &mut || {
+                        let (created, id) =
+                            driver.create("pvc-bench-made", pool, *size, fs_type)?;
+                        baseline::settle()?;
+                        Ok(vec![created, driver.delete(&id)?])
+                    },
+                    &mut || {
+                        let created = create::create(&zfs, &nvmet, &wanted)?;
+                        // udevd looks at what mkfs has closed: the floor has no retry for a zvol that is open.
+                        baseline::settle()?;
+                        Ok(vec![created, create::delete(&zfs, &nvmet, &wanted)?])
+                    },
+                ],
+            )
         }
     }
+}
+
+/// What one side does in a round.
+type Play<'a> = &'a mut dyn FnMut() -> Result<Vec<Sample>>;
+
+/// Lets the sides play round by round, each round begun by another one, each after udevd has done with the one before.
+fn rounds(many: u32, sides: &mut [Play<'_>]) -> Result<()> {
+    for round in 0..=many {
+        for _ in 0..sides.len() {
+            baseline::settle()?;
+            let samples = sides[0]()?;
+            // The first round warms caches for all sides.
+            for sample in samples.iter().filter(|_| round > 0) {
+                println!("{}", serde_json::to_string(sample)?);
+            }
+            sides.rotate_left(1);
+        }
+        sides.rotate_left(1);
+    }
     Ok(())
+}
+
+fn by_driver(driver: &Driver, volume: &Volume) -> Result<Vec<Sample>> {
+    let sample = attach(volume, || driver.attach(volume))?;
+    Ok(vec![sample, detach(|| driver.detach(volume))?])
+}
+
+/// A stage and publish, with what an orchestrator makes before it.
+fn attach<T>(volume: &Volume, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    prepare(volume)?;
+    act()
+}
+
+/// Its reverse, which in life comes long after.
+fn detach<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
+    baseline::settle()?;
+    act()
 }
 
 /// What an orchestrator makes before its calls.
@@ -53,20 +144,6 @@ fn prepare(volume: &Volume) -> Result<()> {
     let parent = target.parent().context("a target path has a parent")?;
     fs::create_dir_all(parent)?;
     Ok(())
-}
-
-fn remote(driver: &Driver, volume: &Volume) -> Result<Vec<Sample>> {
-    prepare(volume)?;
-    let mut samples = vec![driver.attach(volume)?];
-    let host = host_of(volume)?;
-    samples.push(driver.detach(volume)?);
-    prepare(volume)?;
-    let (sample, controller) = attach::remote(volume, &host, QUEUES)?;
-    samples.push(sample);
-    samples.push(attach::detach(volume, Some(&controller))?);
-    samples.push(baseline::attach(volume, &host)?);
-    samples.push(baseline::detach(volume)?);
-    Ok(samples)
 }
 
 /// Who the driver is to the target: its controller says it.
@@ -85,47 +162,17 @@ fn host_of(volume: &Volume) -> Result<HostIdentity> {
     })
 }
 
-fn local(driver: &Driver, volume: &Volume) -> Result<Vec<Sample>> {
-    prepare(volume)?;
-    let mut samples = vec![driver.attach(volume)?, driver.detach(volume)?];
-    prepare(volume)?;
-    samples.push(attach::local(volume)?);
-    samples.push(attach::detach(volume, None)?);
-    Ok(samples)
-}
-
-fn admit(driver: &Driver, volume: &Volume, node: &str, host_nqn: &str) -> Result<Vec<Sample>> {
-    let mut samples = vec![driver.admit(volume, node)?, driver.expel(volume, node)?];
-    let nvmet = Target::at(NVMET);
-    samples.push(target::admit_to_scratch(&nvmet, host_nqn)?);
-    Ok(samples)
-}
-
-fn create_and_delete(
-    driver: &Driver,
-    pool: &str,
-    size: u64,
-    fs_type: &str,
-    port: u16,
-) -> Result<Vec<Sample>> {
-    let (created, id) = driver.create("pvc-bench-made", pool, size, fs_type)?;
-    let mut samples = vec![created, driver.delete(&id)?];
+fn wanted(pool: &str, size: u64, fs_type: &str, port: u16) -> Result<create::Wanted> {
     let kind = match fs_type {
         "ext4" => FsKind::Ext4,
         "xfs" => FsKind::Xfs,
         other => bail!("no floor makes {other}"),
     };
-    let wanted = create::Wanted {
+    Ok(create::Wanted {
         dataset: format!("{pool}/csi/block/bench-floor"),
         size,
         kind,
         nqn: "nqn.2014-08.org.nvmexpress:bench-floor".into(),
         port,
-    };
-    let (zfs, nvmet) = (Zfs::load()?, Target::at(NVMET));
-    samples.push(create::create(&zfs, &nvmet, &wanted)?);
-    // udevd looks at what mkfs has closed: the floor has no retry for a zvol that is open.
-    baseline::settle()?;
-    samples.push(create::delete(&zfs, &nvmet, &wanted)?);
-    Ok(samples)
+    })
 }

@@ -59,7 +59,7 @@ pub(super) fn plain_driver() -> Result<PathBuf> {
 }
 
 /// Builds one of the workspace's programs as it is released; gives its file.
-pub(super) fn release(name: &str) -> Result<PathBuf> {
+pub(crate) fn release(name: &str) -> Result<PathBuf> {
     progress::part(&format!("building {name} as it is released"), || {
         let packages = ["-p", "zvolt", "-p", "zvolt-bench"];
         let mut arguments = vec!["build", "--release", "--bin", name];

@@ -20,6 +20,8 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::{demo, host, machines, progress};
+pub(crate) use build::release;
+pub(crate) use vm::{DRIVER, install_everywhere, with_lab};
 
 /// A tier of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -134,34 +136,13 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Counts {
     counts
 }
 
-/// Where the machines have the driver.
-pub(crate) const DRIVER: &str = vm::DRIVER;
-
-/// Builds one of the workspace's programs as it is released; gives its file.
-pub(crate) fn release(name: &str) -> Result<PathBuf> {
-    build::release(name)
-}
-
-/// Does something with the lab that runs, or with one that is started for it and ends with it.
-pub(crate) fn with_lab<T>(
-    machines: &[crate::machine::Spec],
-    work: impl FnOnce(&crate::Lab) -> Result<T>,
-) -> Result<T> {
-    vm::with_lab(machines, work)
-}
-
-/// Copies a program to all machines.
-pub(crate) fn install_everywhere(lab: &crate::Lab, program: &Path, remote: &str) -> Result<()> {
-    vm::install(&lab.vms().iter().collect::<Vec<_>>(), program, remote)
-}
-
 /// Builds the driver as a user would have it and plays the demo, on the lab that runs or on one of its
 /// own.
 pub fn demo() -> Result<demo::Report> {
     let driver = build::plain_driver()?;
-    vm::with_lab(&machines(1, 2), |lab| {
+    with_lab(&machines(1, 2), |lab| {
         progress::part("copying the driver to the machines", || {
-            vm::install(&lab.vms().iter().collect::<Vec<_>>(), &driver, vm::DRIVER)
+            install_everywhere(lab, &driver, DRIVER)
         })?;
         progress::part("a volume's whole life", || demo::run(lab))
     })

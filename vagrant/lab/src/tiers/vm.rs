@@ -13,7 +13,7 @@ use crate::{Lab, Started, Vm, machines, own_run_dir, progress};
 
 const ROOMS: &str = "/usr/local/bin/zvolt-rooms";
 /// Where the machines have the driver.
-pub(super) const DRIVER: &str = "/usr/local/bin/zvolt";
+pub(crate) const DRIVER: &str = "/usr/local/bin/zvolt";
 
 /// The tier's test programs.
 pub(super) const PROGRAMS: [&str; 3] = ["lab", "rooms", "vm"];
@@ -77,9 +77,7 @@ pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
                     install(&[lab.vm("storage0")], rooms, ROOMS)?;
                 }
                 match &driver {
-                    Some((driver, _)) => {
-                        install(&lab.vms().iter().collect::<Vec<_>>(), driver, DRIVER)
-                    }
+                    Some((driver, _)) => install_everywhere(lab, driver, DRIVER),
                     None => Ok(()),
                 }
             })
@@ -122,7 +120,7 @@ fn is_wanted(program: &Path, filter: Option<&str>) -> bool {
 }
 
 /// Does something with the lab that runs, or with one that is started for it and ends with it.
-pub(super) fn with_lab<T>(machines: &[Spec], work: impl FnOnce(&Lab) -> Result<T>) -> Result<T> {
+pub(crate) fn with_lab<T>(machines: &[Spec], work: impl FnOnce(&Lab) -> Result<T>) -> Result<T> {
     if let Ok(lab) = Lab::attach() {
         progress::note(format!(
             "using the lab that runs at {}",
@@ -154,6 +152,11 @@ fn inside_storage0(lab: &Lab, filter: Option<&str>) -> Command {
     ];
     words.extend(filter.map(crate::quote));
     lab.vm("storage0").interactive(&words)
+}
+
+/// Copies a program to all machines.
+pub(crate) fn install_everywhere(lab: &Lab, program: &Path, remote: &str) -> Result<()> {
+    install(&lab.vms().iter().collect::<Vec<_>>(), program, remote)
 }
 
 /// Copies a program, without what only a debugger needs, to machines, all at once, and sees that it
@@ -211,7 +214,8 @@ fn starts(vm: &Vm, program: &str) -> Result<()> {
 
 /// Keeps the logs of every machine where the build's output is, and shows the end of the kernels'.
 pub(super) fn collect(lab: &Lab) {
-    let dir = logs_dir();
+    // Two labs may be side by side.
+    let dir = logs_dir().join(lab.run_dir().file_name().unwrap_or_default());
     if let Err(error) = fs::create_dir_all(&dir) {
         progress::note(format!("no place for logs at {}: {error}", dir.display()));
         return;
