@@ -209,7 +209,7 @@ impl Target {
         Ok(outcome)
     }
 
-    fn namespace_dir(&self, nqn: &str, nsid: u32) -> Result<PathBuf, Error> {
+    pub(super) fn namespace_dir(&self, nqn: &str, nsid: u32) -> Result<PathBuf, Error> {
         let nsid = names::nsid(nsid)?.to_string();
         Ok(self.subsystem_dir(nqn)?.join("namespaces").join(nsid))
     }

@@ -13,15 +13,30 @@ impl Target {
     /// One subsystem as it is; `None` when there is none. Reads that subsystem and one link a port.
     pub fn observe(&self, nqn: &str) -> Result<Option<ObservedSubsystem>, Error> {
         let dir = self.subsystem_dir(nqn)?;
-        let Some(serial) = attr::read_if_present(&dir.join("attr_serial"))? else {
-            return Ok(None);
-        };
         let mut namespaces = Vec::new();
         for name in entries(&dir.join("namespaces"))? {
             let Ok(nsid) = name.parse() else { continue };
             namespaces.extend(observe_namespace(&dir.join("namespaces").join(name), nsid)?);
         }
         namespaces.sort_by_key(|n| n.nsid);
+        self.observe_with(nqn, namespaces)
+    }
+
+    /// The same with one namespace alone, whatever others there are: it costs the same in a subsystem with many.
+    pub fn observe_one(&self, nqn: &str, nsid: u32) -> Result<Option<ObservedSubsystem>, Error> {
+        let namespace = observe_namespace(&self.namespace_dir(nqn, nsid)?, nsid)?;
+        self.observe_with(nqn, namespace.into_iter().collect())
+    }
+
+    fn observe_with(
+        &self,
+        nqn: &str,
+        namespaces: Vec<ObservedNamespace>,
+    ) -> Result<Option<ObservedSubsystem>, Error> {
+        let dir = self.subsystem_dir(nqn)?;
+        let Some(serial) = attr::read_if_present(&dir.join("attr_serial"))? else {
+            return Ok(None);
+        };
         let mut ports = Vec::new();
         for name in entries(&self.root().join("ports"))? {
             let Ok(id) = name.parse() else { continue };

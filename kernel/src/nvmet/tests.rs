@@ -257,6 +257,21 @@ fn links_converge_and_go() {
 }
 
 #[test]
+fn one_namespace_is_observed_without_the_others() {
+    let tree = Tree::new().with_subsystem().with_namespace();
+    let target = tree.target();
+    let one = target.observe_one(NQN, 1).expect("read").expect("there");
+    assert_eq!(one, target.observe(NQN).expect("read").expect("there"));
+    let none = target.observe_one(NQN, 2).expect("read").expect("there");
+    assert_eq!((none.namespaces, none.serial), (vec![], one.serial));
+    assert_eq!(target.observe_one("nqn.none", 1).expect("read"), None);
+    assert!(matches!(
+        target.observe_one(NQN, 1025),
+        Err(Error::BadName { .. })
+    ));
+}
+
+#[test]
 fn rule_12_hostile_names_never_become_paths() {
     let target = Tree::new().target();
     for bad in ["", "..", "nqn.a/../b", "nqn.a\0", "nqn.a\n", "a", "nqn.a b"] {
