@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use uuid::Uuid;
-use zvolt_kernel::nvmet::{NamespaceSpec, ObservedSubsystem, Target};
+use zvolt_kernel::nvmet::{NamespaceSpec, ObservedNamespace, ObservedSubsystem, Target};
 use zvolt_kernel::zfs::{self, Properties, Zfs, ZvolSpec};
 use zvolt_kernel::{SysError, block};
 
@@ -20,7 +20,7 @@ use super::snapshots::observe::Snapshots;
 use super::steps::{Act, Backing};
 use super::zvols::{self, Zvols};
 use super::{AgentConfig, Roots, format, local};
-use crate::model::names;
+use crate::model::names::{self, Pooled};
 use crate::model::volume::{Provisioning, reason};
 
 /// How long a new zvol's device may take (C-5: a busy pool takes its time, and the next try waits again).
@@ -35,7 +35,9 @@ pub struct KernelHost {
     ports: Arc<Ports>,
     teller: Arc<Teller>,
     loopback: Loopback,
-    /// Held while entries below `hosts/` come and go: one volume's last host may be another's new one.
+    node: String,
+    /// Held while subsystems are made, which several volumes may share, and while entries below `hosts/` come and
+    /// go: one volume's last host may be another's new one.
     hosts: Mutex<()>,
     /// Pools by name whose containers exist, with the GUID that the pool had.
     containers: Mutex<HashMap<String, u64>>,
@@ -58,6 +60,7 @@ impl KernelHost {
             ports: ports.map_err(Failure::kernel)?,
             teller,
             loopback: Loopback::new(sys, dev, &config.node_name, config.loop_port()),
+            node: config.node_name.clone(),
             hosts: Mutex::new(()),
             containers: Mutex::default(),
             costs: Mutex::default(),
@@ -185,7 +188,7 @@ impl KernelHost {
     }
 
     /// Tells the target of a new size, once the device has it.
-    fn revalidate(&self, nqn: &str, dataset: &str, bytes: u64) -> Result<(), Failure> {
+    fn revalidate(&self, nqn: &str, nsid: u32, dataset: &str, bytes: u64) -> Result<(), Failure> {
         let device = self.device(dataset)?;
         let file =
             File::open(&device).map_err(|e| Failure::kernel(SysError::io("open", &device, &e)))?;
@@ -197,7 +200,7 @@ impl KernelHost {
             )));
         }
         self.target
-            .revalidate_size(nqn, NSID)
+            .revalidate_size(nqn, nsid)
             .map_err(Failure::kernel)
     }
 
@@ -211,7 +214,7 @@ impl KernelHost {
 
     fn namespace(&self, backing: &Backing) -> Result<(), Failure> {
         let namespace = NamespaceSpec {
-            nsid: NSID,
+            nsid: backing.nsid,
             device: self.device(&backing.dataset)?,
             uuid: backing.uuid,
             nguid: backing.nguid,
@@ -230,7 +233,7 @@ impl KernelHost {
         }
         if let Some(backing) = drain {
             self.target
-                .remove_namespace(nqn, NSID)
+                .remove_namespace(nqn, backing.nsid)
                 .map_err(Failure::kernel)?;
             self.namespace(backing)?;
         }
@@ -341,6 +344,32 @@ impl Host for KernelHost {
         self.target.observe(nqn).map_err(Failure::kernel)
     }
 
+    fn export_one(&self, nqn: &str, nsid: u32) -> Result<Option<ObservedSubsystem>, Failure> {
+        self.target.observe_one(nqn, nsid).map_err(Failure::kernel)
+    }
+
+    fn pooled(&self) -> Result<Vec<ObservedSubsystem>, Failure> {
+        let mut found = Vec::new();
+        for nqn in self.target.subsystems().map_err(Failure::kernel)? {
+            if Pooled::parse(&nqn).is_some_and(|pooled| pooled.owner == self.node) {
+                found.extend(self.export(&nqn)?);
+            }
+        }
+        Ok(found)
+    }
+
+    fn backing(&self, namespace: &ObservedNamespace) -> Result<Option<String>, Failure> {
+        match zvols::name_of(&namespace.device) {
+            Ok(name) => Ok(Some(name)),
+            Err(error) if !namespace.device.exists() => {
+                tracing::warn!(%error, "the device behind an export is gone");
+                Ok(None)
+            }
+            // Not knowing is no reason to re-make a namespace under its consumers.
+            Err(error) => Err(Failure::kernel(error)),
+        }
+    }
+
     fn storage(
         &self,
         pool: &str,
@@ -378,20 +407,10 @@ impl Host for KernelHost {
         };
         let namespace =
             export.and_then(|e| e.namespaces.iter().find(|n| n.nsid == NSID && n.enabled));
-        let backing = match namespace.map(|n| zvols::name_of(&n.device)) {
-            None => None,
-            Some(Ok(name)) => Some(name),
-            Some(Err(error)) if !namespace.is_some_and(|n| n.device.exists()) => {
-                tracing::warn!(%error, dataset, "the device behind the export is gone");
-                None
-            }
-            // Not knowing is no reason to re-make a namespace under its consumers.
-            Some(Err(error)) => return Err(Failure::kernel(error)),
-        };
         Ok(Storage {
             pool: Some(pool),
             dataset: found,
-            backing,
+            backing: namespace.map_or(Ok(None), |n| self.backing(n))?,
         })
     }
 
@@ -406,9 +425,10 @@ impl Host for KernelHost {
             } => self.set(dataset, *guid, property, value),
             Act::Revalidate {
                 nqn,
+                nsid,
                 dataset,
                 bytes,
-            } => self.revalidate(nqn, dataset, *bytes),
+            } => self.revalidate(nqn, *nsid, dataset, *bytes),
             Act::Appear { dataset } => self
                 .zvols
                 .appear(dataset, deadline.min(Instant::now() + APPEAR))
@@ -423,12 +443,16 @@ impl Host for KernelHost {
                 .zfs
                 .set_property(dataset, &super::observe::property("format"), record)
                 .map_err(of_zfs),
-            Act::Subsystem(spec) => self
-                .target
-                .converge_subsystem(spec)
-                .map(drop)
-                .map_err(Failure::kernel),
+            Act::Subsystem(spec) => {
+                let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+                let made = self.target.converge_subsystem(spec);
+                made.map(drop).map_err(Failure::kernel)
+            }
             Act::Namespace(backing) => self.namespace(backing),
+            Act::RemoveNamespace { nqn, nsid } => {
+                let removed = self.target.remove_namespace(nqn, *nsid);
+                removed.map(drop).map_err(Failure::kernel)
+            }
             Act::Link { nqn, port } => self.ports.link(nqn, *port),
             Act::AllowHost { nqn, host } => {
                 let _held = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);

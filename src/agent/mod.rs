@@ -11,6 +11,7 @@ mod local;
 mod loopback;
 mod moves;
 mod observe;
+mod places;
 mod plan;
 mod ports;
 mod queue;
@@ -46,6 +47,7 @@ use crate::ops::Journal;
 use crate::store::{self, Objects, Store};
 use host::KernelHost;
 use observe::{Failure, Host, News};
+use places::Places;
 use plan::Site;
 use queue::Queue;
 use reconcile::{Effects, Reconciler, Stop};
@@ -92,6 +94,8 @@ pub struct AgentConfig {
     pub parallel: usize,
     /// How long the ports are kept from answering at start, while a pool is missing that an attached volume is in.
     pub await_pools: Duration,
+    /// How many pooled volumes a node has in one subsystem, 1 to 1,024: more of them have another.
+    pub namespaces: u32,
 }
 
 impl AgentConfig {
@@ -178,7 +182,8 @@ impl<S: Store, H: Host> Agent<S, H> {
             portal: portals.first().map(ToString::to_string).unwrap_or_default(),
             loop_port: self.config.loop_port(),
         };
-        let all = Reconciler::new(self.store.clone(), self.host, site, self.journal);
+        let places = Places::new(self.config.namespaces);
+        let all = Reconciler::new(self.store.clone(), self.host, site, self.journal, places);
         let all = Arc::new(all);
         let parallel = self.config.parallel.max(1);
         let mut serving = Serving {
@@ -257,6 +262,8 @@ impl<S: Store, H: Host> Serving<S, H> {
             .filter(|v| v.spec.owner_node == self.all.site.node)
             .map(Arc::new)
             .collect();
+        let (all, of_all) = (self.all.clone(), volumes.clone());
+        tokio::task::spawn_blocking(move || all.begin_places(&of_all)).await??;
         let prepared = self.build(volumes).await?;
         for prepared in prepared {
             self.volumes.listed(&prepared.volume, prepared.versions);

@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
 use uuid::Uuid;
-use zvolt_kernel::nvmet::ObservedSubsystem;
+use zvolt_kernel::nvmet::{ObservedNamespace, ObservedSubsystem};
 use zvolt_kernel::zfs::{Pool, Properties};
 
 use super::plan::source::Source;
 use super::snapshots::observe::{Family, Snapshots};
 use super::steps::Act;
 use crate::model::names::PROPERTY_PREFIX;
-use crate::model::volume::{FsType, reason};
+use crate::model::volume::{FsType, Placement, reason};
 
 /// Whether trying again can help without somebody doing something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +96,8 @@ pub struct Seen {
     pub ports: Vec<u16>,
     /// The volume's subsystem; `None` when there is none.
     pub export: Option<ObservedSubsystem>,
+    /// Where hosts find it among others, or are to.
+    pub placed: Vec<Placed>,
     /// Pool and dataset; `None` when nobody has looked (a publish needs no look).
     pub storage: Option<Storage>,
     /// What it is made from; `None` when nobody has looked.
@@ -104,6 +106,26 @@ pub struct Seen {
     pub family: Option<Family>,
     /// The moment, RFC 3339.
     pub now: String,
+}
+
+/// A place in a subsystem that a node has of this host.
+#[derive(Debug, Clone)]
+pub struct Placed {
+    /// Where, and for whom.
+    pub placement: Placement,
+    /// The subsystem, with what is at that place and nothing else; `None` when there is none.
+    pub export: Option<ObservedSubsystem>,
+    /// The zvol behind it, by `BLKZNAME`; `None` when there is no such device, or nobody has looked at the storage.
+    pub backing: Option<String>,
+    /// Whether no other volume has the place.
+    pub is_free: bool,
+}
+
+impl Placed {
+    /// What is at the place.
+    pub fn namespace(&self) -> Option<&ObservedNamespace> {
+        self.export.as_ref()?.namespaces.first()
+    }
 }
 
 /// Pool and dataset of a volume.
@@ -257,6 +279,12 @@ pub trait Host: Snapshots {
     fn open_ports(&self) -> Result<(), Failure>;
     /// The subsystem called `nqn`.
     fn export(&self, nqn: &str) -> Result<Option<ObservedSubsystem>, Failure>;
+    /// The same with this one namespace alone, however many there are.
+    fn export_one(&self, nqn: &str, nsid: u32) -> Result<Option<ObservedSubsystem>, Failure>;
+    /// The subsystems that nodes have of this host, with all that is in them. Start-up only.
+    fn pooled(&self) -> Result<Vec<ObservedSubsystem>, Failure>;
+    /// The zvol behind a namespace, by `BLKZNAME`; `None` when there is no such device.
+    fn backing(&self, namespace: &ObservedNamespace) -> Result<Option<String>, Failure>;
     /// Pool and dataset, and what is behind the export.
     fn storage(
         &self,

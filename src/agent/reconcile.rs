@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 
 use super::moves::Moves;
 use super::observe::{Class, Failure, Host};
+use super::places::Places;
 use super::plan::Site;
 use super::running::Running;
 use super::steps::{Act, Step};
@@ -129,13 +130,20 @@ pub(super) struct Reconciler<S, H> {
     pub(super) runtime: Handle,
     pub(super) turns: Turns,
     pub(super) moves: Moves,
+    pub(super) places: Places,
     /// Something that was kept for snapshots may have been left behind: look everywhere.
     pub(super) left_behind: AtomicBool,
 }
 
 impl<S: Store, H: Host> Reconciler<S, H> {
     /// What is needed at `site`.
-    pub(super) fn new(store: Arc<S>, host: H, site: Site, journal: Journal) -> Self {
+    pub(super) fn new(
+        store: Arc<S>,
+        host: H,
+        site: Site,
+        journal: Journal,
+        places: Places,
+    ) -> Self {
         Self {
             store,
             host,
@@ -144,6 +152,7 @@ impl<S: Store, H: Host> Reconciler<S, H> {
             runtime: Handle::current(),
             turns: Turns::default(),
             moves: Moves::default(),
+            places,
             left_behind: AtomicBool::new(false),
         }
     }

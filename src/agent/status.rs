@@ -5,9 +5,9 @@ use zvolt_kernel::zfs::Pool;
 
 use super::observe::{Class, Dataset, Failure};
 use super::plan::Site;
-use crate::model::names::{Identity, subsystem_nqn, zvol};
+use crate::model::names::{subsystem_nqn, zvol};
 use crate::model::object::{Verdict, set_condition};
-use crate::model::volume::{State, Volume, VolumeStatus, WriteProtect, reason};
+use crate::model::volume::{Placement, State, Volume, VolumeStatus, WriteProtect, reason};
 
 const READY: &str = "Ready";
 const APPLIED: &str = "Applied";
@@ -32,6 +32,8 @@ pub struct Exported<'a> {
     pub filesystem: Option<Uuid>,
     /// The hosts that are admitted.
     pub published: Vec<String>,
+    /// Where those of them find it that have it in a subsystem with others.
+    pub placements: Vec<Placement>,
     /// What the target does with writes.
     pub write_protect: WriteProtect,
     /// Whether the generation is reached.
@@ -40,7 +42,7 @@ pub struct Exported<'a> {
 
 /// The status of a volume that is exported.
 pub fn ready(volume: &Volume, it: Exported<'_>, site: &Site, now: &str) -> VolumeStatus {
-    let identity = Identity::new(it.pool.guid, it.dataset.guid);
+    let identity = volume.identity(it.pool.guid, it.dataset.guid);
     let path = zvol(&volume.spec.pool, &volume.metadata.name);
     let old = &volume.status;
     let mut status = VolumeStatus {
@@ -50,6 +52,7 @@ pub fn ready(volume: &Volume, it: Exported<'_>, site: &Site, now: &str) -> Volum
         device_guid: Some(identity.nguid_hex()),
         device_uuid: Some(identity.namespace_uuid),
         published_initiators: it.published,
+        placements: it.placements,
         zvol_path: Some(format!("/dev/zvol/{path}")),
         dataset_path: Some(path),
         actual_capacity: it.dataset.volsize,

@@ -44,6 +44,8 @@ pub enum Act {
     Revalidate {
         /// Subsystem.
         nqn: String,
+        /// Its namespace.
+        nsid: u32,
         /// Full dataset name.
         dataset: String,
         /// `volsize` in bytes.
@@ -72,8 +74,16 @@ pub enum Act {
     },
     /// Make the subsystem, with no host allowed.
     Subsystem(SubsystemSpec),
-    /// Make and enable namespace 1.
+    /// Make and enable a namespace.
     Namespace(Backing),
+    /// Disable a namespace, which cuts off whoever has it and waits for the requests that the target has taken, and
+    /// remove it. Others of its subsystem are not touched.
+    RemoveNamespace {
+        /// Subsystem.
+        nqn: String,
+        /// Namespace.
+        nsid: u32,
+    },
     /// Link the subsystem to a port.
     Link {
         /// Subsystem.
@@ -204,11 +214,13 @@ pub enum Act {
     },
 }
 
-/// Namespace 1 of a subsystem and the zvol behind it.
+/// A namespace of a subsystem and the zvol behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backing {
     /// Subsystem.
     pub nqn: String,
+    /// Its number there.
+    pub nsid: u32,
     /// Full dataset name.
     pub dataset: String,
     /// The namespace's UUID.
@@ -239,6 +251,7 @@ impl Act {
             Self::RecordFormat { .. } => "zfs.record-format",
             Self::Subsystem(_) => "nvmet.subsystem",
             Self::Namespace(_) => "nvmet.namespace",
+            Self::RemoveNamespace { .. } => "nvmet.remove-namespace",
             Self::Link { .. } => "nvmet.link",
             Self::AllowHost { .. } => "nvmet.allow-host",
             Self::DisallowHost { .. } => "nvmet.disallow-host",

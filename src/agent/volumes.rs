@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use zvolt_kernel::zfs;
 
-use super::observe::{Failure, Host, Seen};
+use super::observe::{Failure, Host, Placed, Seen};
+use super::places;
 use super::plan::source::Source;
 use super::plan::{self, Plan};
 use super::reconcile::{DEADLINE, Pass, Planned, Reconciled, Reconciler, Stop};
@@ -85,9 +86,14 @@ impl Reconciled for Volume {
 impl<S: Store, H: Host> Reconciler<S, H> {
     fn look(&self, volume: &Volume, timeline: &mut Timeline) -> Result<Seen, Failure> {
         let nqn = names::subsystem_nqn(&volume.metadata.name);
+        let (export, placed) = timeline.step("nvmet.observe", || {
+            let placed = self.places.look(&self.host, volume, &self.site)?;
+            Ok::<_, Failure>((self.host.export(&nqn)?, placed))
+        })?;
         Ok(Seen {
             ports: self.host.ports(),
-            export: timeline.step("nvmet.observe", || self.host.export(&nqn))?,
+            export,
+            placed,
             storage: None,
             source: None,
             family: None,
@@ -98,12 +104,13 @@ impl<S: Store, H: Host> Reconciler<S, H> {
     fn look_at_storage(
         &self,
         volume: &Volume,
-        seen: Seen,
+        mut seen: Seen,
         timeline: &mut Timeline,
     ) -> Result<Seen, Failure> {
         let pool = &volume.spec.pool;
         let dataset = names::zvol(pool, &volume.metadata.name);
         let storage = timeline.step("zfs.observe", || {
+            look_behind(&self.host, &mut seen.placed)?;
             self.host.storage(pool, &dataset, seen.export.as_ref())
         })?;
         Ok(Seen {
@@ -111,6 +118,33 @@ impl<S: Store, H: Host> Reconciler<S, H> {
             ..seen
         })
     }
+}
+
+impl<S: Store, H: Host> Reconciler<S, H> {
+    /// Start-up: where pooled volumes are, and the end of what nobody needs in the subsystems that nodes have.
+    pub(super) fn begin_places(&self, volumes: &[Arc<Volume>]) -> Result<(), Failure> {
+        let found = self.host.pooled()?;
+        let volumes = || volumes.iter().map(|volume| &**volume);
+        self.places.begin(volumes(), &found);
+        let deadline = Instant::now() + DEADLINE;
+        for act in places::left_over(volumes(), &found) {
+            if let Err(error) = self.host.act(&act, deadline) {
+                tracing::warn!(?act, %error, "what nobody needs stays until the next start");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What zvols are behind the namespaces.
+pub(super) fn look_behind(host: &impl Host, placed: &mut [Placed]) -> Result<(), Failure> {
+    for placed in placed {
+        placed.backing = match placed.namespace().filter(|n| n.enabled) {
+            Some(namespace) => host.backing(namespace)?,
+            None => None,
+        };
+    }
+    Ok(())
 }
 
 impl<S: Store, H: Host> Pass<'_, S, H> {

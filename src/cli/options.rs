@@ -50,6 +50,9 @@ pub(super) struct Storage {
     /// not imported yet: that node would be refused for good
     #[arg(long, value_name = "SECONDS", default_value_t = 60, env = "ZVOLT_AWAIT_POOLS", value_parser = clap::value_parser!(u32).range(0..=3600))]
     pub(super) await_pools: u32,
+    /// How many pooled volumes a node has in one subsystem; more of them have another
+    #[arg(long, value_name = "N", default_value_t = 1024, env = "ZVOLT_NAMESPACES", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(super) namespaces: u32,
     /// Node ID of a consumer; may be given several times. When one is given, no other node gets a volume but
     /// these and this host
     #[arg(

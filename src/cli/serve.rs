@@ -170,6 +170,7 @@ async fn start_agent(
         roots: agent::Roots::default(),
         parallel: storage.parallel.into(),
         await_pools: Duration::from_secs(storage.await_pools.into()),
+        namespaces: storage.namespaces,
     };
     let (store, agent) = spawn_blocking(move || -> Result<_> {
         let store = Arc::new(DirStore::open(&storage.store).context("the store")?);

@@ -120,6 +120,71 @@ pub fn handle_of_nqn(nqn: &str) -> Option<&str> {
         .filter(|handle| is_handle(handle))
 }
 
+/// What the NGUID of a pooled volume's namespace begins with. Its subsystem says nothing of the volume, and a node
+/// keeps no files: by this it knows whose a namespace is.
+pub type Tag = [u8; 8];
+
+/// The tag of a handle.
+pub fn tag(handle: &str) -> Tag {
+    let mut tag = Tag::default();
+    let digest = Uuid::new_v5(&ours(), format!("handle:{handle}").as_bytes());
+    tag.copy_from_slice(&digest.as_bytes()[..8]);
+    tag
+}
+
+/// The tag of a pooled volume's namespace.
+pub fn tag_of(nguid: &[u8; 16]) -> Tag {
+    let mut tag = Tag::default();
+    tag.copy_from_slice(&nguid[..8]);
+    tag
+}
+
+/// A subsystem that has the pooled volumes of one storage host for one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pooled<'a> {
+    /// The storage host.
+    pub owner: &'a str,
+    /// The node.
+    pub node: &'a str,
+    /// From 0: a subsystem has so many namespaces, and then there is another.
+    pub number: u32,
+}
+
+impl<'a> Pooled<'a> {
+    /// Its NQN: at most 186 bytes.
+    pub fn nqn(&self) -> String {
+        let Self {
+            owner,
+            node,
+            number,
+        } = self;
+        format!("{NQN_PREFIX}.pooled:{owner}:{node}:{number}")
+    }
+
+    /// The subsystem of this NQN; `None` for any that is not one of these.
+    pub fn parse(nqn: &'a str) -> Option<Self> {
+        let rest = nqn.strip_prefix(NQN_PREFIX)?.strip_prefix(".pooled:")?;
+        let mut parts = rest.split(':');
+        let (owner, node, number) = (parts.next()?, parts.next()?, parts.next()?);
+        let pooled = Self {
+            owner: Some(owner).filter(|owner| is_node_id(owner))?,
+            node: Some(node).filter(|node| is_node_id(node))?,
+            number: number.parse().ok()?,
+        };
+        // One subsystem, one name.
+        (pooled.nqn() == nqn).then_some(pooled)
+    }
+
+    /// Its serial number: 20 hex digits.
+    pub fn serial(&self) -> String {
+        let mut digits = Uuid::new_v5(&ours(), self.nqn().as_bytes())
+            .simple()
+            .to_string();
+        digits.truncate(20);
+        digits
+    }
+}
+
 /// The host NQN of a node: one for each node ID, never the host's own default (C-40).
 pub fn host_nqn(node_id: &str) -> String {
     format!("{NQN_PREFIX}.node:{node_id}")
@@ -174,6 +239,14 @@ impl Identity {
             nguid: *derive("nguid").as_bytes(),
             filesystem_uuid: derive("filesystem"),
         }
+    }
+
+    /// As a pooled volume's namespace has it: the handle's [`Tag`] in place of the NGUID's first half.
+    #[must_use]
+    pub fn tagged(mut self, handle: &str) -> Self {
+        let tag = tag(handle);
+        self.nguid[..tag.len()].copy_from_slice(&tag);
+        self
     }
 
     /// The NGUID as 32 lower-case hex digits.
@@ -280,6 +353,53 @@ mod tests {
             assert!(seen.insert(nqn) && seen.insert(id.to_string()), "{node}");
         }
         assert!(host_nqn(&"n".repeat(63)).len() <= 222);
+    }
+
+    #[test]
+    fn rule_12_a_pooled_subsystem_is_known_by_its_nqn_and_nothing_else_is_one() {
+        let pooled = Pooled {
+            owner: "storage0",
+            node: "node-1.example",
+            number: 12,
+        };
+        let nqn = pooled.nqn();
+        assert_eq!(Pooled::parse(&nqn), Some(pooled));
+        assert_eq!(handle_of_nqn(&nqn), None, "it is no volume's");
+        assert_eq!(pooled.serial().len(), 20);
+        let name = "n".repeat(63);
+        let longest = Pooled {
+            owner: &name,
+            node: &name,
+            number: u32::MAX,
+        };
+        assert_eq!(longest.nqn().len(), 186);
+        for bad in [
+            subsystem_nqn("pvc-1"),
+            host_nqn("node0"),
+            format!("{NQN_PREFIX}.pooled:a:b"),
+            format!("{NQN_PREFIX}.pooled:a:b:01"),
+            format!("{NQN_PREFIX}.pooled:a:b:+1"),
+            format!("{NQN_PREFIX}.pooled:a:b:1:2"),
+            format!("{NQN_PREFIX}.pooled:../a:b:1"),
+            format!("{NQN_PREFIX}.pooled:a::1"),
+            format!("x{nqn}"),
+        ] {
+            assert_eq!(Pooled::parse(&bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_pooled_namespace_says_whose_it_is() {
+        let (plain, tagged) = (Identity::new(1, 2), Identity::new(1, 2).tagged("pvc-1"));
+        assert_eq!(tag_of(&tagged.nguid), tag("pvc-1"));
+        assert_ne!(tag("pvc-1"), tag("pvc-2"));
+        assert_eq!(tagged.namespace_uuid, plain.namespace_uuid);
+        assert_eq!(tagged.nguid[8..], plain.nguid[8..], "and which it is");
+        assert_ne!(
+            tagged.nguid,
+            Identity::new(1, 3).tagged("pvc-1").nguid,
+            "a name that is used again is another volume"
+        );
     }
 
     #[test]

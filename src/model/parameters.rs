@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::values::{block_size, compression, name, one_of, pools};
-use super::volume::{Claim, DeletionPolicy, FsType, Provisioning, Tuning};
+use super::volume::{AttachMode, Claim, DeletionPolicy, FsType, Provisioning, Tuning};
 use super::{mkfs, shown};
 
 /// Bytes of all keys and values together: what CSI allows a map.
@@ -38,6 +38,7 @@ pub enum Given {
 const POOL: &str = "pool";
 const TYPE: &str = "type";
 const TRANSPORT: &str = "transport";
+const ATTACH: &str = "attach";
 const FS_TYPE: &str = "fsType";
 const K8S_FS_TYPE: &str = "csi.storage.k8s.io/fstype";
 const BLOCK_SIZE: &str = "volBlockSize";
@@ -55,7 +56,7 @@ const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const PV_NAME: &str = "csi.storage.k8s.io/pv/name";
 
 /// Every parameter there is.
-pub const TABLE: [Known; 18] = [
+pub const TABLE: [Known; 19] = [
     Known {
         key: POOL,
         values: "names of ZFS pools, 1 to 63 characters each, with commas; required",
@@ -72,6 +73,12 @@ pub const TABLE: [Known; 18] = [
         key: TRANSPORT,
         values: "nvme-tcp (the default)",
         meaning: "how consumers reach a block volume",
+        given: Given::AtCreation,
+    },
+    Known {
+        key: ATTACH,
+        values: "per-volume (the default) or pooled",
+        meaning: "a connection for each volume, or one for all of a storage host",
         given: Given::AtCreation,
     },
     Known {
@@ -186,6 +193,8 @@ pub fn help() -> String {
 pub struct Parameters {
     /// The pools to choose from, in the order given; at least one.
     pub pools: Vec<String>,
+    /// How nodes come to the volume.
+    pub attach: AttachMode,
     /// The filesystem, when the parameters say which.
     pub fs_type: Option<FsType>,
     /// `volblocksize` in bytes, when the parameters say it.
@@ -347,6 +356,7 @@ impl Parameters {
         };
         Ok(Self {
             pools,
+            attach: given.one(ATTACH, AttachMode::parse)?.unwrap_or_default(),
             fs_type: given.either(FS_TYPE, K8S_FS_TYPE, FsType::parse)?,
             block: given.either(BLOCK_SIZE, BLOCK_SIZE_ALIAS, block_size)?,
             mkfs_options: given.one(MKFS_OPTIONS, mkfs::words)?.unwrap_or_default(),

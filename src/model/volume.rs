@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::access::AccessMode;
+use super::names::Identity;
 use super::object::Object;
 pub use super::object::{Condition, Metadata};
 
@@ -64,6 +65,34 @@ pub enum BlockTransport {
     #[default]
     #[serde(rename = "nvme-tcp")]
     NvmeTcp,
+}
+
+/// How a node comes to a block volume.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttachMode {
+    /// By a connection to the volume's own subsystem.
+    #[default]
+    PerVolume,
+    /// By one connection for all such volumes of a storage host, which the node keeps.
+    Pooled,
+}
+
+impl AttachMode {
+    /// The API's name of it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PerVolume => "per-volume",
+            Self::Pooled => "pooled",
+        }
+    }
+
+    /// The one called `name`.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::PerVolume, Self::Pooled]
+            .into_iter()
+            .find(|mode| mode.as_str() == name)
+    }
 }
 
 /// How a block volume appears in a pod.
@@ -182,6 +211,9 @@ pub struct VolumeSpec {
     /// Block transport.
     #[serde(default)]
     pub transport: BlockTransport,
+    /// How nodes come to it (added to the seed's fields). Never changed.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attach: AttachMode,
     /// Storage node that materialises the volume.
     pub owner_node: String,
     /// The CSI volume name.
@@ -227,6 +259,10 @@ pub struct Claim {
     pub name: String,
 }
 
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 fn rw() -> String {
     "rw".into()
 }
@@ -270,6 +306,20 @@ pub struct MappedInitiator {
     /// What it asked for (added to the seed's fields).
     #[serde(default)]
     pub access_mode: AccessMode,
+}
+
+/// Where one host finds a pooled volume.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Placement {
+    /// The host.
+    #[serde(rename = "initiatorID")]
+    pub initiator_id: String,
+    /// The subsystem that the host has of this storage host.
+    #[serde(rename = "targetNQN")]
+    pub target_nqn: String,
+    /// The volume's namespace in it: the same for as long as the host is admitted, whatever is made anew.
+    pub nsid: u32,
 }
 
 /// Namespace Write Protect (NVMe base spec, feature 84h) of a volume's namespace, by the agent's word.
@@ -337,6 +387,9 @@ pub struct VolumeStatus {
     pub mapped_initiators: Vec<MappedInitiator>,
     /// Initiator IDs that the agent has admitted, or admitted and not yet fenced.
     pub published_initiators: Vec<String>,
+    /// Where those of them that reach a pooled volume by their common subsystem find it (added to the seed's fields).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub placements: Vec<Placement>,
     /// `Available` or `Unavailable`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_status: Option<String>,
@@ -401,6 +454,24 @@ impl Volume {
     /// Deletion has been asked for.
     pub fn is_deleting(&self) -> bool {
         Object::is_deleting(self)
+    }
+
+    /// What identifies it when its dataset, in its pool, has these GUIDs.
+    pub fn identity(&self, pool_guid: u64, dataset_guid: u64) -> Identity {
+        let identity = Identity::new(pool_guid, dataset_guid);
+        match self.spec.attach {
+            AttachMode::PerVolume => identity,
+            AttachMode::Pooled => identity.tagged(&self.metadata.name),
+        }
+    }
+
+    /// The subsystem in which this host finds it.
+    pub fn target_nqn(&self, host_nqn: &str) -> Option<&str> {
+        let mut placements = self.status.placements.iter();
+        match placements.find(|placement| placement.initiator_id == host_nqn) {
+            Some(placement) => Some(&placement.target_nqn),
+            None => self.status.target_nqn.as_deref(),
+        }
     }
 
     /// What the agent says of the newest change of `spec`, when it is not in ZFS.

@@ -12,8 +12,9 @@ use uuid::Uuid;
 use zvolt_kernel::uevent::{Received, Uevent, UeventSocket};
 use zvolt_kernel::{SysError, nvme};
 
-use crate::model::names;
+use crate::model::names::{self, Pooled};
 
+use super::owner::Owner;
 use super::waiters::{Waiter, Waiters};
 use super::zvols::{self, Zvols};
 
@@ -22,7 +23,7 @@ use super::zvols::{self, Zvols};
 struct Index {
     block_of: HashMap<Uuid, String>,
     known: HashMap<String, Known>,
-    blocks_of: HashMap<String, BTreeSet<String>>,
+    blocks_of: HashMap<Owner, BTreeSet<String>>,
     controllers_of: HashMap<String, BTreeSet<String>>,
     nqn_of: HashMap<String, String>,
 }
@@ -31,7 +32,7 @@ struct Index {
 #[derive(Debug, Clone)]
 struct Known {
     uuid: Option<Uuid>,
-    nqn: String,
+    owner: Option<Owner>,
 }
 
 /// The index and the thread that keeps it.
@@ -77,9 +78,19 @@ impl Devices {
         Ok(nvme::namespace(&self.sys, &block)?.filter(|n| n.uuid == Some(uuid)))
     }
 
-    /// The block devices of a subsystem's namespaces.
-    pub(super) fn blocks(&self, nqn: &str) -> BTreeSet<String> {
-        self.lock().blocks_of.get(nqn).cloned().unwrap_or_default()
+    /// The block devices of a volume's namespaces.
+    pub(super) fn blocks(&self, volume: &str) -> BTreeSet<String> {
+        let index = self.lock();
+        let owners = Owner::all(volume);
+        let blocks = owners.iter().filter_map(|owner| index.blocks_of.get(owner));
+        blocks.flatten().cloned().collect()
+    }
+
+    /// Those of them that are in a subsystem with others.
+    pub(super) fn pooled_blocks(&self, volume: &str) -> BTreeSet<String> {
+        let owner = Owner::Tag(names::tag(volume));
+        let index = self.lock();
+        index.blocks_of.get(&owner).cloned().unwrap_or_default()
     }
 
     /// Our controllers of a subsystem, as sysfs has them now.
@@ -118,7 +129,7 @@ impl Devices {
     pub(super) fn subsystems(&self) -> Vec<String> {
         let index = self.lock();
         let nqns = index.controllers_of.keys();
-        nqns.filter(|nqn| names::handle_of_nqn(nqn).is_some())
+        nqns.filter(|nqn| names::handle_of_nqn(nqn).is_some() || Pooled::parse(nqn).is_some())
             .cloned()
             .collect()
     }
@@ -164,15 +175,15 @@ impl Devices {
         let controllers = nvme::controllers(&self.sys)?;
         let mut namespaces = Vec::new();
         for namespace in nvme::namespaces(&self.sys)? {
-            let nqn = self.nqn_of_block(&namespace.block)?;
-            namespaces.push((namespace, nqn));
+            let owner = self.owner_of(&namespace)?;
+            namespaces.push((namespace, owner));
         }
         let mut index = Index::default();
         for controller in controllers {
             index.put_controller(&controller);
         }
-        for (namespace, nqn) in namespaces {
-            index.put_namespace(&namespace, nqn);
+        for (namespace, owner) in namespaces {
+            index.put_namespace(&namespace, owner);
         }
         *self.lock() = index;
         self.namespaces.tell_all();
@@ -219,8 +230,8 @@ impl Devices {
         let Some(namespace) = nvme::namespace(&self.sys, block)? else {
             return Ok(Vec::new());
         };
-        let nqn = self.nqn_of_block(block)?;
-        let before = self.lock().put_namespace(&namespace, nqn);
+        let owner = self.owner_of(&namespace)?;
+        let before = self.lock().put_namespace(&namespace, owner);
         Ok(before.into_iter().chain(namespace.uuid).collect())
     }
 
@@ -239,10 +250,9 @@ impl Devices {
             .collect())
     }
 
-    fn nqn_of_block(&self, block: &str) -> Result<String, SysError> {
-        Ok(nvme::subsystem_of(&self.sys, block)?
-            .map(|s| s.nqn)
-            .unwrap_or_default())
+    fn owner_of(&self, namespace: &nvme::Namespace) -> Result<Option<Owner>, SysError> {
+        let subsystem = nvme::subsystem_of(&self.sys, &namespace.block)?;
+        Ok(subsystem.and_then(|subsystem| Owner::of(namespace, &subsystem.nqn)))
     }
 
     fn lock(&self) -> MutexGuard<'_, Index> {
@@ -252,15 +262,15 @@ impl Devices {
 
 impl Index {
     /// Files a namespace; gives the UUID that the device had until now.
-    fn put_namespace(&mut self, namespace: &nvme::Namespace, nqn: String) -> Option<Uuid> {
+    fn put_namespace(&mut self, namespace: &nvme::Namespace, owner: Option<Owner>) -> Option<Uuid> {
         let before = self.forget(&namespace.block);
-        self.blocks_of
-            .entry(nqn.clone())
-            .or_default()
-            .insert(namespace.block.clone());
+        if let Some(owner) = &owner {
+            let blocks = self.blocks_of.entry(owner.clone()).or_default();
+            blocks.insert(namespace.block.clone());
+        }
         let uuid = namespace.uuid;
         self.known
-            .insert(namespace.block.clone(), Known { uuid, nqn });
+            .insert(namespace.block.clone(), Known { uuid, owner });
         if let Some(uuid) = uuid {
             self.block_of.insert(uuid, namespace.block.clone());
         }
@@ -269,11 +279,13 @@ impl Index {
 
     /// Forgets a block device; gives the UUID that it had.
     fn forget(&mut self, block: &str) -> Option<Uuid> {
-        let Known { uuid, nqn } = self.known.remove(block)?;
-        if let Some(blocks) = self.blocks_of.get_mut(&nqn) {
+        let Known { uuid, owner } = self.known.remove(block)?;
+        if let Some(owner) = owner
+            && let Some(blocks) = self.blocks_of.get_mut(&owner)
+        {
             blocks.remove(block);
             if blocks.is_empty() {
-                self.blocks_of.remove(&nqn);
+                self.blocks_of.remove(&owner);
             }
         }
         let uuid = uuid?;
@@ -317,6 +329,10 @@ impl Index {
 mod tests {
     use super::*;
 
+    fn owner() -> Option<Owner> {
+        Some(Owner::Handle("pvc-1".into()))
+    }
+
     fn namespace(block: &str, uuid: u128) -> nvme::Namespace {
         nvme::Namespace {
             block: block.into(),
@@ -330,9 +346,8 @@ mod tests {
     fn a_device_that_changes_its_uuid_is_news_for_both() {
         let mut index = Index::default();
         let (one, two) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        let put = |index: &mut Index, uuid| {
-            index.put_namespace(&namespace("nvme0n1", uuid), "nqn.x".into())
-        };
+        let put =
+            |index: &mut Index, uuid| index.put_namespace(&namespace("nvme0n1", uuid), owner());
         assert_eq!(put(&mut index, 1), None);
         assert_eq!(put(&mut index, 1), None, "nothing has changed");
         assert_eq!(put(&mut index, 2), Some(one));
@@ -361,10 +376,10 @@ mod tests {
     #[test]
     fn a_uuid_that_moved_to_another_device_survives_the_removal_of_the_old_one() {
         let mut index = Index::default();
-        index.put_namespace(&namespace("nvme0n1", 1), "nqn.x".into());
-        index.put_namespace(&namespace("nvme1n1", 1), "nqn.x".into());
+        index.put_namespace(&namespace("nvme0n1", 1), owner());
+        index.put_namespace(&namespace("nvme1n1", 1), owner());
         index.forget("nvme0n1");
         assert_eq!(index.block_of[&Uuid::from_u128(1)], "nvme1n1");
-        assert_eq!(index.blocks_of["nqn.x"].len(), 1);
+        assert_eq!(index.blocks_of[&owner().unwrap()].len(), 1);
     }
 }

@@ -104,7 +104,7 @@ impl Node {
             return Ok(());
         };
         match &found.source {
-            Source::Volume(found) if found.handle == volume => {
+            Source::Volume(found) if found.owner.is(volume) => {
                 state.volume = Some(found.clone());
             }
             Source::Gone => {}
@@ -274,6 +274,7 @@ mod tests {
     use zvolt_kernel::block::DevId;
 
     use super::super::observe;
+    use super::super::owner::Owner;
     use super::*;
 
     fn controller(state: &str) -> nvme::Controller {
@@ -289,7 +290,7 @@ mod tests {
 
     fn volume(state: &str) -> Volume {
         Volume {
-            handle: "pvc-1".into(),
+            owner: Owner::Handle("pvc-1".into()),
             block: "nvme0n1".into(),
             link: Link::Fabric {
                 namespace: nvme::Namespace {

@@ -8,6 +8,7 @@ mod devices;
 pub mod health;
 mod limits;
 mod observe;
+mod owner;
 mod paths;
 mod plan;
 mod stats;

@@ -8,10 +8,11 @@ use zvolt_kernel::mount::{self, Access, Kind, Shown};
 use zvolt_kernel::nvme;
 
 use crate::model::access::AccessMode;
-use crate::model::names;
+use crate::model::names::{self, Pooled};
 use crate::model::publish::{Content, Target};
 
 use super::devices::Devices;
+use super::owner::Owner;
 use super::paths::Place;
 use super::zvols::Zvol;
 use super::{Error, PublishRequest, StageRequest};
@@ -56,8 +57,8 @@ pub(super) enum Source {
 /// One of our volumes on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Volume {
-    /// Volume handle.
-    pub(super) handle: String,
+    /// Whose it is.
+    pub(super) owner: Owner,
     /// Kernel name of the block device.
     pub(super) block: String,
     /// How it got here.
@@ -84,13 +85,18 @@ pub(super) enum Link {
 impl Volume {
     /// Whether this is the very volume that a publish context means, attached the way that it says.
     pub(super) fn is(&self, handle: &str, target: &Target, attach: Attach) -> bool {
-        self.handle == handle
+        self.owner.is(handle)
             && match &self.link {
                 Link::Fabric { namespace, .. } => {
                     attach == Attach::Fabric && namespace.uuid == Some(target.namespace_uuid)
                 }
                 Link::Local { dataset } => attach == Attach::Local && *dataset == target.dataset,
             }
+    }
+
+    /// Whether its controllers have other volumes besides: they outlive it.
+    fn is_pooled(&self) -> bool {
+        matches!(self.owner, Owner::Tag(_))
     }
 
     /// Whether its device answers: a controller is live, or there is no network in between.
@@ -127,7 +133,10 @@ pub(super) struct StageState {
 #[derive(Debug)]
 pub(super) struct UnstageState {
     pub(super) staging: At,
+    /// Those that have nothing but the volume.
     pub(super) controllers: Vec<nvme::Controller>,
+    /// Whether a controller that stays has the volume.
+    pub(super) pooled: bool,
     /// Our namespaces that something still holds open exclusively, though nothing is mounted on the staging path.
     pub(super) held: Vec<String>,
     /// The volume's zvol, when it is on this machine, and whether it takes writes.
@@ -204,6 +213,7 @@ impl Observer<'_> {
             source: Source::Volume(found),
             ..
         }) = &staging
+            && !found.is_pooled()
             && let Link::Fabric {
                 controllers: of_mount,
                 ..
@@ -215,7 +225,7 @@ impl Observer<'_> {
         }
         let mut held = Vec::new();
         if !matches!(staging, At::Mount(_)) {
-            for name in self.devices.blocks(&names::subsystem_nqn(volume)) {
+            for name in self.devices.blocks(volume) {
                 if block::is_held(&self.dev.join(&name))? {
                     held.push(name);
                 }
@@ -224,6 +234,7 @@ impl Observer<'_> {
         Ok(UnstageState {
             staging,
             controllers,
+            pooled: !self.devices.pooled_blocks(volume).is_empty(),
             held,
             zvol: self.zvol(volume)?,
         })
@@ -273,7 +284,7 @@ impl Observer<'_> {
         let at = self.at(place)?;
         let found = match &at {
             At::Mount(mounted) | At::Device(mounted) => match &mounted.source {
-                Source::Volume(found) if found.handle == volume => Some(found.clone()),
+                Source::Volume(found) if found.owner.is(volume) => Some(found.clone()),
                 _ => None,
             },
             At::Directory if is_staging_path => self.attached(volume)?,
@@ -289,13 +300,13 @@ impl Observer<'_> {
     /// The volume as it is attached, by its handle alone.
     pub(super) fn attached(&self, volume: &str) -> Result<Option<Volume>, Error> {
         let mut devices = Vec::new();
-        for block in self.devices.blocks(&names::subsystem_nqn(volume)) {
+        for block in self.devices.blocks(volume) {
             devices.extend(block::number(self.sys, &block)?);
         }
         devices.extend(self.devices.zvols().of_handle(volume)?.map(|zvol| zvol.id));
         for device in devices {
             match self.source(device)? {
-                Source::Volume(found) if found.handle == volume => return Ok(Some(found)),
+                Source::Volume(found) if found.owner.is(volume) => return Ok(Some(found)),
                 _ => {}
             }
         }
@@ -347,7 +358,7 @@ impl Observer<'_> {
         if let Some(zvol) = self.devices.zvols().by_number(dev)? {
             return Ok(match names::handle_of_zvol(&zvol.dataset) {
                 Some(handle) => Source::Volume(Volume {
-                    handle: handle.to_owned(),
+                    owner: Owner::Handle(handle.to_owned()),
                     block,
                     link: Link::Local {
                         dataset: zvol.dataset,
@@ -363,26 +374,31 @@ impl Observer<'_> {
         let Some(subsystem) = nvme::subsystem_of(self.sys, &block)? else {
             return Ok(Source::Foreign);
         };
-        let Some(handle) = names::handle_of_nqn(&subsystem.nqn) else {
+        if names::handle_of_nqn(&subsystem.nqn).is_none() && Pooled::parse(&subsystem.nqn).is_none()
+        {
             return Ok(Source::Foreign);
-        };
+        }
         // C-54: a head that no controller leads to will never answer again.
         if subsystem.controllers.is_empty() {
             return Ok(Source::Gone);
         }
-        Ok(match nvme::namespace(self.sys, &block)? {
-            Some(namespace) => Source::Volume(Volume {
-                handle: handle.to_owned(),
-                block,
-                link: Link::Fabric {
-                    namespace,
-                    controllers: self
-                        .devices
-                        .read_controllers(subsystem.controllers, &subsystem.nqn)?,
-                },
-            }),
-            None => Source::Gone,
-        })
+        let Some(namespace) = nvme::namespace(self.sys, &block)? else {
+            return Ok(Source::Gone);
+        };
+        let Some(owner) = Owner::of(&namespace, &subsystem.nqn) else {
+            return Ok(Source::Foreign);
+        };
+        let controllers = self
+            .devices
+            .read_controllers(subsystem.controllers, &subsystem.nqn)?;
+        Ok(Source::Volume(Volume {
+            owner,
+            block,
+            link: Link::Fabric {
+                namespace,
+                controllers,
+            },
+        }))
     }
 
     /// The device that a publish context means; `None` when it is not attached.

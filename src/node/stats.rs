@@ -7,7 +7,7 @@ use zvolt_kernel::block;
 use zvolt_kernel::mount::{self, Usage};
 
 use super::bounded::bounded;
-use super::observe::{At, Source, Volume};
+use super::observe::{At, Source};
 use super::paths::Place;
 use super::{Error, ErrorKind, Node, not_there};
 
@@ -47,7 +47,7 @@ impl Node {
             return Err(unavailable(volume, "no controller of it is live"));
         }
         match observed.at {
-            At::Mount(_) => self.usage(&found, place, deadline).map(Stats::Filesystem),
+            At::Mount(_) => self.usage(volume, place, deadline).map(Stats::Filesystem),
             _ => match block::extent(&self.config.roots.sys, &found.block)? {
                 Some(extent) => Ok(Stats::Device(extent.bytes)),
                 None => Err(unavailable(volume, "its device is gone")),
@@ -57,11 +57,10 @@ impl Node {
 
     /// The target may die between the look at its controllers and the question: then the thread that asks is left
     /// behind, one for each volume at most.
-    fn usage(&self, volume: &Volume, place: Place, deadline: Instant) -> Result<Usage, Error> {
-        let handle = &volume.handle;
-        let Some(asked) = self.asked.take(handle) else {
+    fn usage(&self, volume: &str, place: Place, deadline: Instant) -> Result<Usage, Error> {
+        let Some(asked) = self.asked.take(volume) else {
             return Err(unavailable(
-                handle,
+                volume,
                 "its filesystem has not answered the question before",
             ));
         };
@@ -72,7 +71,7 @@ impl Node {
         })?;
         match answer {
             Some(usage) => Ok(usage?),
-            None => Err(unavailable(handle, "its filesystem does not answer")),
+            None => Err(unavailable(volume, "its filesystem does not answer")),
         }
     }
 }

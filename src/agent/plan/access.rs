@@ -14,11 +14,12 @@ use zvolt_kernel::nvmet::ObservedSubsystem;
 
 use super::super::steps::{Act, Backing, Step};
 use super::export::NSID;
-use super::{Site, links_of, published};
+use super::export::Need;
+use super::{Site, links_of, pooled, published};
 use crate::model::names;
-use crate::model::volume::{FsType, Volume, VolumeMode, WriteProtect};
+use crate::model::volume::{AttachMode, FsType, Volume, VolumeMode, WriteProtect};
 
-/// The three sets.
+/// The three sets, of the hosts that come by the volume's own subsystem or not over the network at all.
 #[derive(Debug)]
 pub(super) struct Access {
     nqn: String,
@@ -27,28 +28,58 @@ pub(super) struct Access {
     mapped: BTreeSet<String>,
     published: BTreeSet<String>,
     allowed: BTreeSet<String>,
+    /// Published too, but in a subsystem with others.
+    pooled: BTreeSet<String>,
 }
 
 impl Access {
     pub(super) fn of(volume: &Volume, export: Option<&ObservedSubsystem>, site: &Site) -> Self {
         let status = &volume.status;
         let agent = site.agent();
+        let pooled: BTreeSet<_> = pooled::recorded(volume).cloned().collect();
         Self {
             nqn: names::subsystem_nqn(&volume.metadata.name),
             own: site.host(),
             mapped: status
                 .mapped_initiators
                 .iter()
+                .filter(|m| !pooled::is_pooled(volume, m, site))
                 .map(|m| m.initiator_id.clone())
                 .collect(),
-            published: status.published_initiators.iter().cloned().collect(),
+            published: status
+                .published_initiators
+                .iter()
+                .filter(|host| !pooled.contains(*host))
+                .cloned()
+                .collect(),
             // The agent lets itself in and out: it is nobody's consumer.
             allowed: export
                 .into_iter()
                 .flat_map(|e| e.allowed_hosts.iter().cloned())
                 .filter(|host| *host != agent)
                 .collect(),
+            pooled,
         }
+    }
+
+    /// Whether there must be a subsystem for them.
+    pub(super) fn need(&self, volume: &Volume) -> Need {
+        let mut all = self
+            .mapped
+            .iter()
+            .chain(&self.published)
+            .chain(&self.allowed);
+        match volume.spec.attach {
+            AttachMode::Pooled if all.all(|host| *host == self.own) => Need::Nobody,
+            AttachMode::PerVolume | AttachMode::Pooled => Need::Somebody,
+        }
+    }
+
+    /// The word that these hosts are admitted, with those who are so elsewhere.
+    fn word(&self, volume: &Volume, hosts: impl IntoIterator<Item = String>) -> Step {
+        let mut all = self.pooled.clone();
+        all.extend(hosts);
+        published(volume, all.into_iter().collect())
     }
 
     /// The steps of a fence; `None` when nobody has to go.
@@ -61,7 +92,7 @@ impl Access {
         let mut word = self.published.clone();
         word.extend(self.allowed.difference(&self.mapped).cloned());
         if word != self.published {
-            return Some(vec![published(volume, word.into_iter().collect())]);
+            return Some(vec![self.word(volume, word)]);
         }
         let mut leaving: BTreeSet<_> = self.published.difference(&self.mapped).cloned().collect();
         if leaving.is_empty() {
@@ -77,8 +108,10 @@ impl Access {
             }
         };
         let staying: Vec<String> = self.published.difference(&leaving).cloned().collect();
-        let is_unused = staying.is_empty() && self.mapped.is_empty();
-        steps.push(published(volume, staying));
+        let is_unused = staying.is_empty()
+            && self.pooled.is_empty()
+            && volume.status.mapped_initiators.is_empty();
+        steps.push(self.word(volume, staying));
         if is_unused {
             steps.extend(mend(volume));
         }
@@ -159,6 +192,7 @@ impl Access {
         let namespace = export.namespaces.iter().find(|n| n.nsid == NSID)?;
         Some(Backing {
             nqn: self.nqn.clone(),
+            nsid: NSID,
             dataset: names::zvol(&volume.spec.pool, &volume.metadata.name),
             uuid: namespace.uuid,
             nguid: namespace.nguid,
@@ -198,20 +232,20 @@ impl Access {
         self.published.union(&self.allowed).cloned().collect()
     }
 
+    /// Whether nobody has it so.
+    pub(super) fn is_empty(&self) -> bool {
+        self.published.is_empty() && self.allowed.is_empty()
+    }
+
     /// Whether the agent's word is what is mapped.
     pub(super) fn is_published(&self) -> bool {
         self.published == self.mapped
-    }
-
-    /// The hosts that are mapped, sorted.
-    pub(super) fn mapped(&self) -> Vec<String> {
-        self.mapped.iter().cloned().collect()
     }
 }
 
 /// After the word, so that nobody waits for it: what made a filesystem say that it has errors, a pool that ran
 /// full, say, is over once its last user has gone, and the next one is to find it whole.
-fn mend(volume: &Volume) -> Option<Step> {
+pub(super) fn mend(volume: &Volume) -> Option<Step> {
     let is_ext4 =
         volume.spec.volume_mode == VolumeMode::Filesystem && volume.spec.fs_type == FsType::Ext4;
     let uuid = volume.status.filesystem_uuid.filter(|_| is_ext4)?;

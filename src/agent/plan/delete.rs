@@ -11,6 +11,7 @@ use super::super::observe::{Failure, Seen};
 use super::super::snapshots::observe::{Family, Owner, owner};
 use super::super::steps::{Act, Step};
 use super::access::Access;
+use super::pooled::Places;
 use super::{Plan, Site, judge, operation, source};
 use crate::model::names;
 use crate::model::volume::{DeletionPolicy, FINALIZER, State, Volume, VolumeStatus, reason};
@@ -92,7 +93,7 @@ pub(super) fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Fa
     if !volume.metadata.finalizers.iter().any(|f| f == FINALIZER) {
         return Ok(Plan::Nothing);
     }
-    let mut steps = Vec::new();
+    let mut steps: Vec<Step> = Places::of(volume, seen, site).remove_all().collect();
     if let Some(export) = &seen.export {
         // Its first act is to unlink the ports: whoever was admitted is cut by that.
         steps.push(Step::Act(Act::Teardown {
@@ -100,11 +101,13 @@ pub(super) fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Fa
             hosts: Access::of(volume, Some(export), site).admitted(),
         }));
     }
-    if !volume.status.published_initiators.is_empty() {
+    let status = &volume.status;
+    if !(status.published_initiators.is_empty() && status.placements.is_empty()) {
         steps.push(Step::Status(Box::new(VolumeStatus {
             state: State::Deleting,
             published_initiators: Vec::new(),
-            ..volume.status.clone()
+            placements: Vec::new(),
+            ..status.clone()
         })));
     }
     if !steps.is_empty() {

@@ -7,20 +7,35 @@ use super::super::steps::{Act, Backing, Step};
 use crate::model::names::{self, Identity};
 use crate::model::volume::Volume;
 
-/// Every volume is namespace 1 of a subsystem of its own.
+/// A volume is namespace 1 of the subsystem of its own.
 pub const NSID: u32 = 1;
+
+/// Whether anybody reaches the volume by a subsystem of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Somebody does, or may.
+    Somebody,
+    /// Nobody does: there is none.
+    Nobody,
+}
 
 /// Whether the export is what the status tells, linked to all `ports`, whoever is admitted.
 pub(super) fn is_as_status_says(
     volume: &Volume,
     export: Option<&ObservedSubsystem>,
     ports: &[u16],
+    need: Need,
 ) -> bool {
     let status = &volume.status;
-    let (Some(export), Some(uuid), Some(guid)) = (export, status.device_uuid, &status.device_guid)
-    else {
+    let (Some(uuid), Some(guid)) = (status.device_uuid, &status.device_guid) else {
         return false;
     };
+    let Some(export) = export else {
+        return need == Need::Nobody;
+    };
+    if need == Need::Nobody {
+        return false;
+    }
     let [namespace] = export.namespaces.as_slice() else {
         return false;
     };
@@ -70,6 +85,7 @@ pub(super) fn rebuild(
         steps.push(
             Act::Namespace(Backing {
                 nqn,
+                nsid: NSID,
                 dataset,
                 uuid: identity.namespace_uuid,
                 nguid: identity.nguid,
@@ -89,6 +105,7 @@ pub(super) fn revalidate(volume: &Volume, dataset: &Dataset) -> Option<Step> {
     is_news.then(|| {
         Step::Act(Act::Revalidate {
             nqn: names::subsystem_nqn(&volume.metadata.name),
+            nsid: NSID,
             dataset: names::zvol(&volume.spec.pool, &volume.metadata.name),
             bytes,
         })

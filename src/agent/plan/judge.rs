@@ -1,12 +1,11 @@
 //! Whether what is there is this volume's, and what may be done with it (rules 1, 2 and 6).
 
 use uuid::Uuid;
-use zvolt_kernel::nvmet::ObservedSubsystem;
 use zvolt_kernel::zfs::Pool;
 
-use super::super::observe::{Dataset, Failure, Format, Storage};
+use super::super::observe::{Dataset, Failure, Format, Seen, Storage};
 use super::{Site, unsupported};
-use crate::model::names::{self, Identity};
+use crate::model::names;
 use crate::model::volume::{Provenance, Volume, VolumeMode, VolumeType, reason};
 
 /// The volume's dataset in its own pool; `None` when it is to be created.
@@ -153,7 +152,7 @@ pub(super) fn is_ours(volume: &Volume, pool: &Pool, dataset: &Dataset) -> bool {
         return false;
     }
     if volume.status.was_ready {
-        let identity = Identity::new(pool.guid, dataset.guid);
+        let identity = volume.identity(pool.guid, dataset.guid);
         return volume.status.device_guid == Some(identity.nguid_hex());
     }
     dataset.handle.as_ref() == Some(&volume.metadata.name)
@@ -190,6 +189,29 @@ pub(super) enum Content {
     ToBeMade,
 }
 
+/// Whether anybody can reach a volume's zvol by the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Exported {
+    /// It is behind some namespace.
+    Yes,
+    /// It is behind none.
+    No,
+}
+
+impl Exported {
+    pub(super) fn of(seen: &Seen) -> Self {
+        let placed = seen
+            .placed
+            .iter()
+            .filter_map(|placed| placed.export.as_ref());
+        let mut exports = seen.export.iter().chain(placed);
+        match exports.any(|export| !export.namespaces.is_empty()) {
+            true => Self::Yes,
+            false => Self::No,
+        }
+    }
+}
+
 /// Judges the format record.
 ///
 /// Rule 1: only a zvol that says `pending` is formatted, that is one that we created ourselves, that was
@@ -198,7 +220,7 @@ pub(super) enum Content {
 pub(super) fn format(
     volume: &Volume,
     dataset: &Dataset,
-    export: Option<&ObservedSubsystem>,
+    exported: Exported,
 ) -> Result<Content, Failure> {
     let path = names::zvol(&volume.spec.pool, &volume.metadata.name);
     let refuse = |why: String| {
@@ -236,7 +258,7 @@ pub(super) fn format(
         Format::Pending if dataset.origin.is_some() => {
             refuse("says that it awaits its first format, but is a clone".into())
         }
-        Format::Pending if export.is_some_and(|e| !e.namespaces.is_empty()) => {
+        Format::Pending if exported == Exported::Yes => {
             refuse("says that it awaits its first format, but is exported".into())
         }
         Format::Pending => Ok(Content::ToBeMade),

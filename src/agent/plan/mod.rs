@@ -10,6 +10,7 @@ pub(super) mod delete;
 mod export;
 pub(super) mod judge;
 mod mkfs;
+pub(super) mod pooled;
 mod protect;
 pub mod source;
 #[cfg(test)]
@@ -17,16 +18,20 @@ mod sweep;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
 use zvolt_kernel::nvmet::ObservedSubsystem;
 
 use super::observe::{Failure, Seen};
 use super::status::{self, Changes, Exported};
 use super::steps::{Act, Step};
-use crate::model::names::{self, Identity};
+use crate::model::names;
 use crate::model::volume::{Volume, VolumeStatus, reason};
-use access::Access;
+use access::{Access, mend};
 pub use export::NSID;
+use export::Need;
 use judge::{Content, Found};
+use pooled::{Places, Who};
 use protect::{Namespace, Switch};
 
 /// What of the agent's place a plan needs.
@@ -122,13 +127,26 @@ pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> 
         return delete::plan(volume, seen, site);
     }
     let export = seen.export.as_ref();
-    let access = Access::of(volume, export, site);
+    let (access, places) = (
+        Access::of(volume, export, site),
+        Places::of(volume, seen, site),
+    );
     // First, and without a look at the storage: a node is fenced also when the pool is in trouble.
+    if let Some(mut steps) = places.fence() {
+        if volume.status.mapped_initiators.is_empty() && access.is_empty() {
+            steps.extend(mend(volume));
+        }
+        return Ok(Plan::Run(operation::FENCE, steps));
+    }
     if let Some(steps) = access.fence(volume, export, site) {
         return Ok(Plan::Run(operation::FENCE, steps));
     }
     judge::supported(volume)?;
-    if status::serves(volume) && export::is_as_status_says(volume, export, &seen.ports) {
+    let need = access.need(volume);
+    if status::serves(volume)
+        && export::is_as_status_says(volume, export, &seen.ports, need)
+        && places.are_as_status_says()
+    {
         // A change of the spec never holds up a publish.
         let plan = admit(volume, &access, export, site);
         if plan != Plan::Nothing || status::is_current(volume) {
@@ -155,8 +173,8 @@ pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> 
             return Ok(Plan::Run(operation::CREATE, steps));
         }
     }
-    let identity = Identity::new(pool.guid, dataset.guid);
-    let (mut steps, filesystem) = match judge::format(volume, dataset, export)? {
+    let identity = volume.identity(pool.guid, dataset.guid);
+    let (mut steps, filesystem) = match judge::format(volume, dataset, judge::Exported::of(seen))? {
         Content::Raw => (Vec::new(), None),
         Content::Made(uuid) => (Vec::new(), Some(uuid)),
         Content::ToBeMade => (
@@ -174,19 +192,28 @@ pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> 
         volume,
         seen,
         site,
-        export::rebuild(volume, &identity, export, storage),
+        match need {
+            Need::Somebody => export::rebuild(volume, &identity, export, storage),
+            Need::Nobody => Vec::new(),
+        },
+        need,
     );
     let switch = build.switch;
     steps.extend(build.steps);
     steps.extend(access.readmit().map(Step::from));
+    steps.extend(places.build(Who::Admitted, &identity));
     steps.extend(build.links.into_iter().map(Step::from));
+    steps.extend(places.link(Who::Admitted).into_iter().map(Step::from));
     let rebuilt = !steps.is_empty();
     steps.extend(access.admit().map(Step::from));
+    steps.extend(places.build(Who::Coming, &identity));
+    steps.extend(places.link(Who::Coming).into_iter().map(Step::from));
     let exported = Exported {
         pool,
         dataset,
         filesystem,
-        published: access.mapped(),
+        published: mapped(volume),
+        placements: places.placements(),
         write_protect: switch.after,
         changes: match &changes {
             Ok(steps) if steps.is_empty() => Changes::Applied,
@@ -196,11 +223,15 @@ pub fn plan(volume: &Volume, seen: &Seen, site: &Site) -> Result<Plan, Failure> 
     let wanted = status::ready(volume, exported, site, &seen.now);
     let only_hosts = VolumeStatus {
         published_initiators: wanted.published_initiators.clone(),
+        placements: wanted.placements.clone(),
         write_protect: wanted.write_protect,
         ..volume.status.clone()
     } == wanted;
-    if build.namespace == Namespace::Kept {
+    if build.namespace == Namespace::Kept && need == Need::Somebody {
         steps.extend(export::revalidate(volume, dataset));
+    }
+    if let Some(bytes) = dataset.volsize {
+        steps.extend(places.revalidate(bytes, &identity));
     }
     if wanted != volume.status || switch.to.is_some() {
         steps.push(Step::Status(Box::new(wanted)));
@@ -229,8 +260,11 @@ struct Build {
 }
 
 /// Around the steps that build what is missing: what the target must do with writes before anybody reaches it.
-fn build(volume: &Volume, seen: &Seen, site: &Site, rebuild: Vec<Step>) -> Build {
+fn build(volume: &Volume, seen: &Seen, site: &Site, rebuild: Vec<Step>, need: Need) -> Build {
     let export = seen.export.as_ref();
+    if need == Need::Nobody {
+        return nothing_to_build(volume, export, site);
+    }
     let makes = |step: &Step| matches!(step, Step::Act(Act::Namespace(_)));
     let namespace = match rebuild.iter().any(makes) {
         true => Namespace::Remade,
@@ -255,6 +289,22 @@ fn build(volume: &Volume, seen: &Seen, site: &Site, rebuild: Vec<Step>) -> Build
     }
 }
 
+/// A pooled volume whose last reader has gone needs no subsystem of its own.
+fn nothing_to_build(volume: &Volume, export: Option<&ObservedSubsystem>, site: &Site) -> Build {
+    let teardown = export.map(|export| {
+        Step::Act(Act::Teardown {
+            nqn: export.nqn.clone(),
+            hosts: export.allowed_hosts.clone(),
+        })
+    });
+    Build {
+        steps: teardown.into_iter().collect(),
+        namespace: Namespace::Kept,
+        switch: Switch::of(volume, site, Namespace::Kept),
+        links: Vec::new(),
+    }
+}
+
 /// What start-up does for a volume before it links any: the export with the hosts that it had.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prepared {
@@ -275,8 +325,13 @@ pub fn prepare(volume: &Volume, seen: &Seen, site: &Site) -> Result<Option<Prepa
     }
     judge::supported(volume)?;
     let export = seen.export.as_ref();
-    let mut rebuild = Vec::new();
-    if !export::is_as_status_says(volume, export, &[]) {
+    let (access, places) = (
+        Access::of(volume, export, site),
+        Places::of(volume, seen, site),
+    );
+    let need = access.need(volume);
+    let (mut rebuild, mut in_places) = (Vec::new(), Vec::new());
+    if !(export::is_as_status_says(volume, export, &[], need) && places.are_as_status_says()) {
         let Some(storage) = &seen.storage else {
             return Ok(None);
         };
@@ -287,22 +342,23 @@ pub fn prepare(volume: &Volume, seen: &Seen, site: &Site) -> Result<Option<Prepa
         else {
             return Ok(Some(Prepared::default()));
         };
-        if judge::format(volume, dataset, export)? == Content::ToBeMade {
+        if judge::format(volume, dataset, judge::Exported::of(seen))? == Content::ToBeMade {
             return Ok(Some(Prepared::default()));
         }
-        let identity = Identity::new(pool.guid, dataset.guid);
-        rebuild = export::rebuild(volume, &identity, export, storage);
+        let identity = volume.identity(pool.guid, dataset.guid);
+        if need == Need::Somebody {
+            rebuild = export::rebuild(volume, &identity, export, storage);
+        }
+        in_places = places.build(Who::Admitted, &identity);
     }
-    let mut build = build(volume, seen, site, rebuild);
+    let mut build = build(volume, seen, site, rebuild, need);
     if let Some(state) = build.switch.to {
         // So that the reconcile that follows need not switch again.
         build.steps.push(protect::status(volume, state));
     }
-    let readmit = Access::of(volume, export, site)
-        .readmit()
-        .map(Step::from)
-        .collect::<Vec<_>>();
-    build.steps.extend(readmit);
+    build.steps.extend(access.readmit().map(Step::from));
+    build.steps.extend(in_places);
+    build.links.extend(places.link(Who::Admitted));
     Ok(Some(Prepared {
         build: build.steps,
         links: build.links,
@@ -323,7 +379,7 @@ fn admit(
     steps.extend(access.readmit().chain(access.admit()).map(Step::from));
     if !access.is_published() || switch.to.is_some() {
         steps.push(Step::Status(Box::new(VolumeStatus {
-            published_initiators: access.mapped(),
+            published_initiators: mapped(volume),
             write_protect: switch.after,
             ..volume.status.clone()
         })));
@@ -333,6 +389,13 @@ fn admit(
         false if rebuilt => Plan::Run(operation::CONVERGE, steps),
         false => Plan::Run(operation::PUBLISH, steps),
     }
+}
+
+/// The hosts that are mapped, sorted.
+fn mapped(volume: &Volume) -> Vec<String> {
+    let mapped = volume.status.mapped_initiators.iter();
+    let hosts: BTreeSet<_> = mapped.map(|m| m.initiator_id.clone()).collect();
+    hosts.into_iter().collect()
 }
 
 /// The status with other published hosts.

@@ -12,11 +12,12 @@
 use zvolt_kernel::nvmet::ObservedSubsystem;
 
 use super::super::steps::{Act, Step};
-use super::{Site, links_of};
+use super::{Site, links_of, pooled};
 use crate::model::names;
 use crate::model::volume::{Volume, VolumeStatus, WriteProtect};
 
-/// What the target must do with writes; `None` when nobody who is mapped reaches it, so that either will do.
+/// What the volume's own subsystem must do with writes; `None` when nobody who is mapped reaches it, so that either
+/// will do.
 pub(super) fn wanted(volume: &Volume, site: &Site) -> Option<WriteProtect> {
     let own = site.host();
     let mut remote = volume
@@ -24,6 +25,7 @@ pub(super) fn wanted(volume: &Volume, site: &Site) -> Option<WriteProtect> {
         .mapped_initiators
         .iter()
         .filter(|initiator| initiator.initiator_id != own)
+        .filter(|initiator| !pooled::is_pooled(volume, initiator, site))
         .peekable();
     remote.peek()?;
     Some(match remote.all(|initiator| initiator.read_only) {

@@ -1,14 +1,20 @@
 //! The crash sweep: for every story, the agent is killed before every elementary act and every write,
 //! starts again, and must reach the same end; the simulated host checks the rules on the way.
 
+mod checks;
+mod pooled;
+
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::super::observe::{Class, Host, Seen};
+use super::super::places::{self, Places};
 use super::super::sim::{Content, DEAD, LOOP_PORT, NODE, SimHost, World};
 use super::super::snapshots::observe::Family;
+use super::super::volumes::look_behind;
 use super::*;
-use crate::model::volume::{Provisioning, VolumeMode};
+use crate::model::names::Pooled;
+use crate::model::volume::{AttachMode, Provisioning, VolumeMode};
 use crate::store::conformance::{initiator, volume};
 
 /// A host with the store beside it.
@@ -18,6 +24,20 @@ struct Scene {
     volume: Option<Volume>,
     /// Who must not be connected when somebody new is let in.
     single_writer: bool,
+    /// Another volume is in the subsystem that node0 has of this host.
+    has_neighbour: bool,
+}
+
+/// The neighbour's namespace.
+const NEIGHBOUR: u32 = 1000;
+
+fn nqn_of(node: &str) -> String {
+    Pooled {
+        owner: NODE,
+        node,
+        number: 0,
+    }
+    .nqn()
 }
 
 fn site() -> Site {
@@ -36,18 +56,21 @@ fn scene() -> Scene {
         host: SimHost::with_pool(),
         volume: Some(volume),
         single_writer: true,
+        has_neighbour: false,
     }
 }
 
 impl Scene {
     /// Plans and runs until nothing is left, or the agent dies.
     fn drive(&mut self) -> Result<(), Failure> {
+        let places = self.start()?;
         for _ in 0..50 {
             let Some(volume) = self.volume.clone() else {
                 return Ok(());
             };
             let nqn = names::subsystem_nqn("v");
             let mut seen = Seen {
+                placed: places.look(&self.host, &volume, &site())?,
                 ports: self.host.ports(),
                 export: self.host.export(&nqn)?,
                 storage: None,
@@ -57,6 +80,7 @@ impl Scene {
             };
             let mut plan = plan(&volume, &seen, &site())?;
             if plan == Plan::LookAtStorage {
+                look_behind(&self.host, &mut seen.placed)?;
                 seen.storage = Some(self.host.storage(
                     "tank",
                     "tank/csi/block/v",
@@ -69,7 +93,10 @@ impl Scene {
                 plan = super::plan(&volume, &seen, &site())?;
             }
             match plan {
-                Plan::Nothing => return Ok(()),
+                Plan::Nothing => {
+                    self.check_settled();
+                    return Ok(());
+                }
                 Plan::LookAtStorage | Plan::LookAtSource | Plan::LookAtSnapshots => {
                     panic!("it has looked")
                 }
@@ -78,6 +105,18 @@ impl Scene {
             }
         }
         panic!("it does not settle")
+    }
+
+    /// The agent starts: it knows what the status and the target say.
+    fn start(&self) -> Result<Places, Failure> {
+        let found = self.host.pooled()?;
+        let places = Places::new(4);
+        places.begin(&self.volume, &found);
+        for act in places::left_over(&self.volume, &found) {
+            self.host.act(&act, Instant::now())?;
+            self.check();
+        }
+        Ok(places)
     }
 
     fn step(&mut self, step: &Step) -> Result<(), Failure> {
@@ -106,70 +145,17 @@ impl Scene {
         )
     }
 
-    fn check(&self) {
-        let world = self.host.world.lock().unwrap();
-        let mut writers: BTreeSet<&String> =
-            world.controllers.iter().map(|(_, host)| host).collect();
-        if self.single_writer {
-            // A request on its way writes as well as a controller does. (Who shares is not drained.)
-            writers.extend(world.in_flight.iter().map(|(_, host)| host));
-            assert!(writers.len() <= 1, "rule 4: two writers: {writers:?}");
-        }
-        let Some(volume) = &self.volume else {
-            return assert!(writers.is_empty(), "rule 4: {writers:?} outlive the volume");
-        };
-        let status = &volume.status;
-        if let (Some(told), Some(shown)) = (
-            status.actual_capacity,
-            world.shown.get(&names::subsystem_nqn("v")),
-        ) {
-            assert!(
-                told <= *shown,
-                "rule 9: {told} bytes are told, hosts see {shown}"
-            );
-        }
-        self.check_read_only(&world, volume);
-        for host in writers {
-            let known = status
-                .mapped_initiators
-                .iter()
-                .any(|m| m.initiator_id == *host)
-                || status.published_initiators.contains(host)
-                || world
-                    .subsystems
-                    .values()
-                    .any(|s| s.allowed_hosts.contains(host));
-            assert!(
-                known,
-                "rule 4: the agent's word is that {host} is gone, and it is not"
-            );
-        }
-    }
-
-    /// Who may only read never finds a namespace that takes writes, and who may write always does.
-    fn check_read_only(&self, world: &World, volume: &Volume) {
-        let nqn = names::subsystem_nqn("v");
-        // Without a namespace there is nothing to write to.
-        if world
-            .subsystems
-            .get(&nqn)
-            .is_none_or(|s| s.namespaces.is_empty())
-        {
-            return;
-        }
-        let is_protected = world.protected.contains(&nqn);
-        for initiator in &volume.status.mapped_initiators {
-            let host = &initiator.initiator_id;
-            let is_here = *host == names::host_nqn(NODE);
-            if world.controllers.contains(&(nqn.clone(), host.clone())) && !is_here {
-                assert_eq!(initiator.read_only, is_protected, "rule 5: {host}");
-            }
-        }
-    }
-
     fn end(&self) -> (World, Option<Volume>) {
         let mut world = self.host.world.lock().unwrap().clone();
         world.guids = 0;
+        // An empty one stays until the next start, and may be gone when there was one on the way.
+        let is_empty =
+            |s: &ObservedSubsystem| s.namespaces.is_empty() && Pooled::parse(&s.nqn).is_some();
+        world.subsystems.retain(|_, s| !is_empty(s));
+        let left = world.subsystems.clone();
+        world
+            .controllers
+            .retain(|(nqn, _)| left.contains_key(nqn) || Pooled::parse(nqn).is_none());
         (world, self.volume.clone())
     }
 }

@@ -15,9 +15,8 @@ use zvolt_kernel::zfs::{Pool, Properties};
 
 use self::zfs::Snap;
 use super::observe::{Failure, Host, News, Storage, property};
-use super::plan::NSID;
 use super::steps::{Act, Backing};
-use crate::model::names;
+use crate::model::names::{self, Pooled};
 use crate::model::volume::{Provisioning, WriteProtect, reason};
 
 /// What a zvol holds.
@@ -85,10 +84,10 @@ pub(super) struct World {
     pub(super) subsystems: BTreeMap<String, ObservedSubsystem>,
     /// Live controllers: subsystem and host. A host that can connect does.
     pub(super) controllers: BTreeSet<(String, String)>,
-    /// Requests that the target has taken from these hosts and not finished.
-    pub(super) in_flight: BTreeSet<(String, String)>,
-    /// The sizes that hosts see, by subsystem.
-    pub(super) shown: BTreeMap<String, u64>,
+    /// Requests that the target has taken and not finished: subsystem, namespace, host.
+    pub(super) in_flight: BTreeSet<(String, u32, String)>,
+    /// The sizes that hosts see, by subsystem and namespace.
+    pub(super) shown: BTreeMap<(String, u32), u64>,
     /// Subsystems whose namespace refuses writes.
     pub(super) protected: BTreeSet<String>,
     /// Zvols that somebody on this host uses.
@@ -117,6 +116,10 @@ pub(super) struct SimHost {
     pub(super) searches: Mutex<usize>,
     /// Fails this step so many times.
     pub(super) fails: Mutex<Option<(&'static str, usize, Failure)>>,
+}
+
+fn device(dataset: &str) -> PathBuf {
+    PathBuf::from("/dev").join(dataset.replace('/', "_"))
 }
 
 /// The storage host.
@@ -208,15 +211,19 @@ impl SimHost {
             "rule 1: exported before its format is recorded"
         );
         let size = zvol.volsize();
-        world.shown.insert(backing.nqn.clone(), size);
-        let subsystem = world.subsystems.get_mut(&backing.nqn).expect("a subsystem");
-        subsystem.namespaces = vec![ObservedNamespace {
-            nsid: NSID,
-            device: PathBuf::from("/dev").join(backing.dataset.replace('/', "_")),
+        let (nqn, nsid) = (&backing.nqn, backing.nsid);
+        world.shown.insert((nqn.clone(), nsid), size);
+        let subsystem = world.subsystems.get_mut(nqn).expect("a subsystem");
+        subsystem.namespaces.retain(|n| n.nsid != nsid);
+        subsystem.namespaces.push(ObservedNamespace {
+            nsid,
+            device: device(&backing.dataset),
             uuid: backing.uuid,
             nguid: backing.nguid,
             enabled: true,
-        }];
+        });
+        subsystem.namespaces.sort_by_key(|n| n.nsid);
+        world.connect(nqn);
         Ok(())
     }
 
@@ -232,15 +239,17 @@ impl SimHost {
         Ok(())
     }
 
-    fn drop_namespace(&self, nqn: &str) -> Result<(), Failure> {
+    fn drop_namespace(&self, nqn: &str, nsid: u32) -> Result<(), Failure> {
         self.tick("remove namespace".into())?;
         let mut world = self.world.lock().unwrap();
         if let Some(subsystem) = world.subsystems.get_mut(nqn) {
-            subsystem.namespaces.clear();
+            subsystem.namespaces.retain(|n| n.nsid != nsid);
         }
-        world.shown.remove(nqn);
+        world.shown.remove(&(nqn.to_owned(), nsid));
         world.protected.remove(nqn);
-        world.in_flight.retain(|(n, _)| n != nqn);
+        world
+            .in_flight
+            .retain(|(n, id, _)| (n.as_str(), *id) != (nqn, nsid));
         Ok(())
     }
 }
@@ -256,9 +265,12 @@ impl World {
         }
         let mut hosts = subsystem.allowed_hosts.clone();
         hosts.retain(|host| *host != names::agent_nqn(NODE));
+        let nsids: Vec<u32> = subsystem.namespaces.iter().map(|n| n.nsid).collect();
         for host in hosts {
             self.controllers.insert((nqn.into(), host.clone()));
-            self.in_flight.insert((nqn.into(), host));
+            for nsid in &nsids {
+                self.in_flight.insert((nqn.into(), *nsid, host.clone()));
+            }
         }
     }
 
@@ -327,6 +339,27 @@ impl Host for SimHost {
         Ok(self.world.lock().unwrap().subsystems.get(nqn).cloned())
     }
 
+    fn export_one(&self, nqn: &str, nsid: u32) -> Result<Option<ObservedSubsystem>, Failure> {
+        let found = self.export(nqn)?;
+        Ok(found.map(|mut subsystem| {
+            subsystem.namespaces.retain(|n| n.nsid == nsid);
+            subsystem
+        }))
+    }
+
+    fn pooled(&self) -> Result<Vec<ObservedSubsystem>, Failure> {
+        let world = self.world.lock().unwrap();
+        let is_ours = |nqn: &str| Pooled::parse(nqn).is_some_and(|p| p.owner == NODE);
+        let all = world.subsystems.values();
+        Ok(all.filter(|s| is_ours(&s.nqn)).cloned().collect())
+    }
+
+    fn backing(&self, namespace: &ObservedNamespace) -> Result<Option<String>, Failure> {
+        let world = self.world.lock().unwrap();
+        let mut zvols = world.zvols.keys();
+        Ok(zvols.find(|name| device(name) == namespace.device).cloned())
+    }
+
     fn storage(
         &self,
         pool: &str,
@@ -392,13 +425,14 @@ impl Host for SimHost {
             }
             Act::Revalidate {
                 nqn,
+                nsid,
                 dataset,
                 bytes,
             } => {
                 tick()?;
                 let mut world = self.world.lock().unwrap();
                 assert_eq!(world.zvols[dataset].volsize(), *bytes);
-                world.shown.insert(nqn.clone(), *bytes);
+                world.shown.insert((nqn.clone(), *nsid), *bytes);
             }
             Act::Appear { dataset } => {
                 tick()?;
@@ -443,6 +477,7 @@ impl Host for SimHost {
                 subsystem.serial.clone_from(&spec.serial);
             }
             Act::Namespace(backing) => self.namespace(backing)?,
+            Act::RemoveNamespace { nqn, nsid } => self.drop_namespace(nqn, *nsid)?,
             Act::Link { nqn, port } => self.link(nqn, *port)?,
             Act::AllowHost { nqn, host } => {
                 tick()?;
@@ -463,7 +498,7 @@ impl Host for SimHost {
                     self.unlink(nqn, *port)?;
                 }
                 if let Some(backing) = drain {
-                    self.drop_namespace(nqn)?;
+                    self.drop_namespace(nqn, backing.nsid)?;
                     self.namespace(backing)?;
                 }
                 for port in ports {
@@ -509,21 +544,18 @@ impl Host for SimHost {
                 }
             }
             Act::Teardown { nqn, .. } => {
-                let ports = self
-                    .world
-                    .lock()
-                    .unwrap()
-                    .subsystems
-                    .get(nqn)
-                    .map(|s| s.ports.clone());
-                for port in ports.unwrap_or_default() {
+                let found = self.world.lock().unwrap().subsystems.get(nqn).cloned();
+                let Some(found) = found else { return Ok(()) };
+                for port in found.ports {
                     self.unlink(nqn, port)?;
                 }
                 self.tick("remove hosts".into())?;
                 if let Some(subsystem) = self.world.lock().unwrap().subsystems.get_mut(nqn) {
                     subsystem.allowed_hosts.clear();
                 }
-                self.drop_namespace(nqn)?;
+                for namespace in found.namespaces {
+                    self.drop_namespace(nqn, namespace.nsid)?;
+                }
                 self.tick("remove subsystem".into())?;
                 self.world.lock().unwrap().subsystems.remove(nqn);
             }
@@ -574,7 +606,7 @@ impl Host for SimHost {
 
 impl World {
     fn is_not_exported(&self, dataset: &str) {
-        let device = PathBuf::from("/dev").join(dataset.replace('/', "_"));
+        let device = device(dataset);
         let mut exported = self.subsystems.values().flat_map(|s| &s.namespaces);
         assert!(
             exported.all(|n| n.device != device),

@@ -1,5 +1,6 @@
 //! The agent on a store in a directory and a simulated host.
 
+mod pooled;
 mod rig;
 mod snapshots;
 
@@ -133,7 +134,7 @@ async fn rule_04_however_fast_the_mapping_turns_there_is_one_writer() {
                 world.controllers
             );
             assert!(
-                world.in_flight.iter().all(|(_, h)| *h == host),
+                world.in_flight.iter().all(|(_, _, h)| *h == host),
                 "{:?}",
                 world.in_flight
             );
@@ -212,7 +213,7 @@ async fn what_zfs_refuses_is_told_while_the_volume_serves_and_is_tried_again() {
         .unwrap();
     assert_eq!(grown.status.actual_capacity, Some(2 << 30));
     assert_eq!(
-        rig.host.world.lock().unwrap().shown[&names::subsystem_nqn("v")],
+        rig.host.world.lock().unwrap().shown[&(names::subsystem_nqn("v"), 1)],
         2 << 30,
         "what its consumer sees"
     );
@@ -569,6 +570,7 @@ fn settings_that_make_no_sense_are_refused() {
             roots: Roots::default(),
             parallel: 1,
             await_pools: Duration::ZERO,
+            namespaces: 1024,
         };
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(DirStore::open(dir.path()).unwrap());

@@ -33,6 +33,25 @@ impl Host for Arc<SimHost> {
         (**self).export(nqn)
     }
 
+    fn export_one(
+        &self,
+        nqn: &str,
+        nsid: u32,
+    ) -> Result<Option<zvolt_kernel::nvmet::ObservedSubsystem>, Failure> {
+        (**self).export_one(nqn, nsid)
+    }
+
+    fn pooled(&self) -> Result<Vec<zvolt_kernel::nvmet::ObservedSubsystem>, Failure> {
+        (**self).pooled()
+    }
+
+    fn backing(
+        &self,
+        namespace: &zvolt_kernel::nvmet::ObservedNamespace,
+    ) -> Result<Option<String>, Failure> {
+        (**self).backing(namespace)
+    }
+
     fn storage(
         &self,
         pool: &str,
@@ -118,6 +137,7 @@ impl Rig {
             roots: Roots::default(),
             parallel: 4,
             await_pools: std::time::Duration::from_secs(15),
+            namespaces: 2,
         };
         let agent = Agent::on(
             self.host.clone(),

@@ -19,8 +19,8 @@ use crate::model::parameters::{
 };
 use crate::model::placement::Demand;
 use crate::model::volume::{
-    Claim, DeletionPolicy, FINALIZER, FsType, Metadata, State, Tuning, Volume, VolumeMode,
-    VolumeSpec, VolumeStatus, reason,
+    AttachMode, Claim, DeletionPolicy, FINALIZER, FsType, Metadata, State, Tuning, Volume,
+    VolumeMode, VolumeSpec, VolumeStatus, reason,
 };
 use crate::ops::Timeline;
 use crate::store::{self, Objects, Store, Watch};
@@ -38,6 +38,7 @@ pub(super) struct Wanted {
     pub(super) pools: Vec<String>,
     /// For a filesystem that is made, not copied.
     mkfs_options: Vec<String>,
+    attach: AttachMode,
     tuning: Tuning,
     deletion_policy: DeletionPolicy,
     claim: Option<Claim>,
@@ -82,6 +83,7 @@ impl Wanted {
             mkfs_options,
             block: parameters.block,
             pools: parameters.pools,
+            attach: parameters.attach,
             tuning: changes.apply(&parameters.tuning),
             deletion_policy: parameters.deletion_policy,
             claim: parameters.claim,
@@ -143,6 +145,7 @@ impl Wanted {
             mkfs_options: self.mkfs_options.clone(),
             encryption_key_ref: None,
             transport: Default::default(),
+            attach: self.attach,
             pool: kept.place.pool.clone(),
             owner_node: kept.place.node.clone(),
             vol_name: self.name.clone(),
@@ -213,6 +216,12 @@ impl Wanted {
                 "its mkfsOptions are {:?}, not {:?}",
                 spec.mkfs_options.join(" "),
                 self.mkfs_options.join(" ")
+            ))
+        } else if spec.attach != self.attach {
+            Some(format!(
+                "its attach is {}, not {}",
+                spec.attach.as_str(),
+                self.attach.as_str()
             ))
         } else if spec.volume_mode != self.volume_mode {
             Some(format!(

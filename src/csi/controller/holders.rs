@@ -222,7 +222,7 @@ pub(super) fn has(volume: &Volume, host: Option<&str>, is_in: fn(&Volume, &str) 
 }
 
 /// What the node needs to know, out of what the agent says.
-pub(super) fn target(volume: &Volume, read_only: ReadOnly) -> Result<Target, Refusal> {
+pub(super) fn target(volume: &Volume, consumer: &Consumer) -> Result<Target, Refusal> {
     let status = &volume.status;
     let content = || match volume.spec.volume_mode {
         VolumeMode::Block => Some(Content::Raw),
@@ -233,7 +233,7 @@ pub(super) fn target(volume: &Volume, read_only: ReadOnly) -> Result<Target, Ref
     };
     let read = || {
         Some(Target {
-            nqn: status.target_nqn.clone()?,
+            nqn: volume.target_nqn(&consumer.host)?.to_owned(),
             portal: status.portal.as_deref()?.parse().ok()?,
             namespace_uuid: status.device_uuid?,
             nguid: Uuid::try_parse(status.device_guid.as_deref()?)
@@ -241,7 +241,7 @@ pub(super) fn target(volume: &Volume, read_only: ReadOnly) -> Result<Target, Ref
                 .into_bytes(),
             size_bytes: status.actual_capacity.unwrap_or(volume.spec.capacity),
             content: content()?,
-            read_only,
+            read_only: consumer.read_only,
             owner_node: volume.spec.owner_node.clone(),
             dataset: status.dataset_path.clone()?,
         })

@@ -30,7 +30,7 @@ impl<S: Store> Controller<S> {
             .published(&mut timeline, &mut watch, handle, consumer, deadline)
             .await;
         timeline.finish(outcome.as_ref().map(drop).map_err(ToString::to_string));
-        Ok(target(&outcome?, consumer.read_only)?.to_context())
+        Ok(target(&outcome?, consumer)?.to_context())
     }
 
     async fn published(

@@ -90,6 +90,8 @@ fn hostile_values_are_refused_by_key() {
         (TYPE, "filesystem"),
         (TYPE, "file"),
         (TRANSPORT, "iscsi"),
+        (ATTACH, "warm"),
+        (ATTACH, "Pooled"),
         (FS_TYPE, "btrfs"),
         (K8S_FS_TYPE, ""),
         (BLOCK_SIZE, "3k"),

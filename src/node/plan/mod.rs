@@ -8,9 +8,10 @@ mod tests;
 
 use std::path::Path;
 
+use uuid::Uuid;
 use zvolt_kernel::mount::Access;
 
-use crate::model::names;
+use crate::model::names::{self, Pooled};
 use crate::model::publish::Target;
 use crate::ops::Step as Named;
 
@@ -105,13 +106,27 @@ fn belongs(volume: &str, target: &Target) -> Result<(), Error> {
             ),
         ))
     };
-    if target.nqn != names::subsystem_nqn(volume) {
+    let is_subsystem = match Pooled::parse(&target.nqn) {
+        // Whose namespace it is, in a subsystem that is for many, its NGUID says.
+        Some(pooled) => pooled.owner == target.owner_node,
+        None => target.nqn == names::subsystem_nqn(volume),
+    };
+    if !is_subsystem {
         return refuse("nqn", &target.nqn, "subsystem");
+    }
+    if is_pooled(target) && names::tag_of(&target.nguid) != names::tag(volume) {
+        let nguid = Uuid::from_bytes(target.nguid).simple().to_string();
+        return refuse("nguid", &nguid, "namespace");
     }
     if names::handle_of_zvol(&target.dataset) != Some(volume) {
         return refuse("dataset", &target.dataset, "zvol");
     }
     Ok(())
+}
+
+/// Whether the volume is in a subsystem with others: its controller is theirs too, and is never taken from them.
+pub(super) fn is_pooled(target: &Target) -> bool {
+    Pooled::parse(&target.nqn).is_some()
 }
 
 /// Rule 5: a raw device is read-only by itself, or it is not: no bind of it can hold that.
@@ -133,7 +148,7 @@ fn device_access(volume: &str, access: Access, target: &Target) -> Result<(), Er
 /// which, but it is on a path that is this volume's.
 fn is_ours_or_gone(mounted: &Mounted, volume: &str) -> bool {
     match &mounted.source {
-        Source::Volume(found) => found.handle == volume,
+        Source::Volume(found) => found.owner.is(volume),
         Source::Gone => true,
         Source::Foreign => false,
     }
@@ -143,10 +158,10 @@ fn describe(source: &Source) -> String {
     match source {
         Source::Volume(found) => match &found.link {
             Link::Fabric { namespace, .. } => match namespace.uuid {
-                Some(uuid) => format!("volume {}, NVMe namespace {uuid}", found.handle),
-                None => format!("volume {}", found.handle),
+                Some(uuid) => format!("{}, NVMe namespace {uuid}", found.owner),
+                None => found.owner.to_string(),
             },
-            Link::Local { dataset } => format!("volume {}, zvol {dataset}", found.handle),
+            Link::Local { dataset } => format!("{}, zvol {dataset}", found.owner),
         },
         Source::Gone => "a device that is gone".into(),
         Source::Foreign => "something that is no volume of ours".into(),

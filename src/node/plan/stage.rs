@@ -7,7 +7,8 @@ use crate::model::publish::Content;
 use super::super::observe::{At, Attach, Mounted, Source, StageState, UnstageState, Volume};
 use super::super::{Error, ErrorKind, StageRequest};
 use super::{
-    Step, belongs, describe, device_access, is_ours_or_gone, listed, no_directory, precondition,
+    Step, belongs, describe, device_access, is_ours_or_gone, is_pooled, listed, no_directory,
+    precondition,
 };
 
 pub(in super::super) fn stage(
@@ -68,7 +69,7 @@ fn attach_by_fabric(observed: &StageState, plan: &mut Vec<Step>) {
 /// The zvol itself. A connection from the time when the pool was elsewhere goes first: one volume has one
 /// device, or two page caches would differ.
 fn attach_locally(request: &StageRequest, observed: &StageState, plan: &mut Vec<Step>) {
-    if !observed.controllers.is_empty() {
+    if !observed.controllers.is_empty() && !is_pooled(&request.target) {
         let names = observed.controllers.iter().map(|c| c.name.clone());
         plan.push(Step::Released(request.volume.clone()));
         plan.push(Step::Disconnect(names.collect()));
@@ -166,12 +167,15 @@ pub(in super::super) fn unstage(volume: &str, observed: &UnstageState) -> Result
     if observed.zvol.is_some() {
         plan.push(Step::FlushZvol);
     }
-    if !observed.controllers.is_empty() {
-        let names = observed.controllers.iter().map(|c| c.name.clone());
+    if observed.pooled || !observed.controllers.is_empty() {
         plan.push(Step::Released(volume.to_owned()));
         if !is_mounted {
             plan.push(Step::Flush(volume.to_owned()));
         }
+    }
+    // A pooled volume's stays: the target takes the namespace out of it, and leaves the others.
+    if !observed.controllers.is_empty() {
+        let names = observed.controllers.iter().map(|c| c.name.clone());
         plan.push(Step::Disconnect(names.collect()));
     }
     Ok(plan)

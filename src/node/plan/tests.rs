@@ -1,5 +1,6 @@
 //! Plans, one by one; [`sweep`] stops them after every step.
 
+mod pooled;
 mod sweep;
 
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use zvolt_kernel::nvme;
 use super::super::observe::{
     At, Attach, ExpandState, PublishState, StageState, UnstageState, Volume,
 };
+use super::super::owner::Owner;
 use super::super::zvols::Zvol;
 use super::super::{ExpandRequest, PublishRequest, StageRequest};
 use super::*;
@@ -91,7 +93,7 @@ fn remote(handle: &str, uuid: u128) -> Mounted {
     Mounted {
         dev: NVME,
         source: Source::Volume(Volume {
-            handle: handle.into(),
+            owner: Owner::Handle(handle.into()),
             block: "nvme0n1".into(),
             link: Link::Fabric {
                 namespace: nvme::Namespace {
@@ -110,7 +112,7 @@ fn local(handle: &str) -> Mounted {
     Mounted {
         dev: ZVOL,
         source: Source::Volume(Volume {
-            handle: handle.into(),
+            owner: Owner::Handle(handle.into()),
             block: "zd0".into(),
             link: Link::Local {
                 dataset: format!("tank/csi/block/{handle}"),
@@ -147,6 +149,7 @@ fn unstaged(staging: At, controllers: Vec<nvme::Controller>) -> UnstageState {
     UnstageState {
         staging,
         controllers,
+        pooled: false,
         held: Vec::new(),
         zvol: None,
     }

@@ -14,6 +14,7 @@ use crate::model::volume::FsType;
 
 use super::super::observe::Attach;
 use super::super::paths::Place;
+use super::super::plan::is_pooled;
 use super::super::waiters::Waiter;
 use super::super::{Error, ErrorKind, Node, StageRequest};
 use super::verify::{AWAITS_REPLAY, Verified, Wanted};
@@ -67,9 +68,11 @@ impl<'a> Staging<'a> {
         }
     }
 
-    /// The controller that this plan has made, as long as nothing is mounted from it.
+    /// The controller that this plan has made, as long as nothing is mounted from it, and it is not for others too.
     pub(super) fn to_take_back(&self) -> Option<&str> {
-        self.connected.as_deref().filter(|_| !self.is_mounted)
+        self.connected
+            .as_deref()
+            .filter(|_| !self.is_mounted && !is_pooled(&self.request.target))
     }
 
     fn wanted(&self) -> Wanted<'a> {
@@ -226,7 +229,7 @@ impl<'a> Staging<'a> {
             ErrorKind::DeadlineExceeded,
             format!(
                 "connected to {}, but no namespace with UUID {} appeared: on the storage host, read \
-                 /sys/kernel/config/nvmet/subsystems/{}/namespaces/1/enable",
+                 /sys/kernel/config/nvmet/subsystems/{}/namespaces/*/enable",
                 target.nqn, target.namespace_uuid, target.nqn
             ),
         )

@@ -12,8 +12,6 @@ use zvolt_kernel::error::Errno;
 use zvolt_kernel::mount::{self, Access, Unmounted};
 use zvolt_kernel::nvme;
 
-use crate::model::names;
-
 use super::bounded::bounded;
 use super::observe::{Attach, Volume};
 use super::paths::Place;
@@ -269,7 +267,7 @@ fn detach(place: &Place, deadline: Instant) -> Result<(), Error> {
 /// A device that another mount still uses keeps its controller: cutting it would lose what is not
 /// written yet.
 fn released(node: &Node, volume: &str) -> Result<(), Error> {
-    for block in node.devices.blocks(&names::subsystem_nqn(volume)) {
+    for block in node.devices.blocks(volume) {
         let path = node.config.roots.dev.join(&block);
         if block::is_held(&path)? {
             return Err(Error::new(
@@ -289,7 +287,7 @@ fn released(node: &Node, volume: &str) -> Result<(), Error> {
 /// A raw device has no unmount that would write what is left: whoever had it open may have closed it, or may
 /// not. With a dead target this ends by the deadline, and the controller stays.
 fn flush(node: &Node, volume: &str, deadline: Instant) -> Result<(), Error> {
-    for block in node.devices.blocks(&names::subsystem_nqn(volume)) {
+    for block in node.devices.blocks(volume) {
         let roots = &node.config.roots;
         if let Some(id) = block::number(&roots.sys, &block)? {
             flush_device(node, id, deadline)?;

@@ -31,8 +31,8 @@ fn site() -> Site {
     }
 }
 
-fn identity() -> Identity {
-    Identity::new(POOL, GUID)
+fn identity() -> names::Identity {
+    names::Identity::new(POOL, GUID)
 }
 
 /// A Volume that the agent has not touched.
@@ -88,6 +88,7 @@ fn exported(hosts: &[&str]) -> ObservedSubsystem {
 
 fn seen(export: Option<ObservedSubsystem>, storage: Option<Storage>) -> Seen {
     Seen {
+        placed: Vec::new(),
         ports: vec![1, 2],
         export,
         storage,
@@ -104,6 +105,7 @@ fn is_ready(mapped: &[&str], published: &[&str]) -> Volume {
     volume.status = status::ready(
         &volume,
         Exported {
+            placements: Vec::new(),
             pool: found.pool.as_ref().unwrap(),
             dataset: &dataset(),
             filesystem: Some(identity().filesystem_uuid),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::agent::observe::property;
+use crate::agent::places::Places;
 use crate::agent::plan::Site;
 use crate::agent::reconcile::{Begin, Effects, Reconciled, Reconciler};
 use crate::agent::sim::store::MemoryStore;
@@ -301,7 +302,13 @@ impl Rig {
             portal: "192.0.2.1:4420".into(),
             loop_port: 99,
         };
-        let agent = Reconciler::new(store.clone(), host.clone(), site, Journal::new(1));
+        let agent = Reconciler::new(
+            store.clone(),
+            host.clone(),
+            site,
+            Journal::new(1),
+            Places::new(1),
+        );
         Self { host, store, agent }
     }
 

@@ -1,5 +1,5 @@
 //! A stop after any step, then a new plan on what is there: the same end, for every call, every kind of volume, and
-//! both ways to attach one.
+//! all ways to attach one.
 
 use super::*;
 
@@ -23,6 +23,8 @@ struct Case {
     content: Content,
     attach: Attach,
     access: Access,
+    /// In a subsystem with others: its controller stays.
+    pooled: bool,
 }
 
 impl Case {
@@ -35,9 +37,16 @@ impl Case {
                         content,
                         attach,
                         access,
+                        pooled: false,
                     });
                 }
             }
+            all.push(Self {
+                content,
+                attach: Attach::Fabric,
+                access: Access::ReadWrite,
+                pooled: true,
+            });
         }
         all
     }
@@ -48,6 +57,7 @@ impl Case {
 
     fn stage_request(self) -> StageRequest {
         match self.access {
+            Access::ReadWrite if self.pooled => pooled::request(self.content),
             Access::ReadWrite => request(self.content),
             Access::ReadOnly => read_only(self.content),
         }
@@ -61,6 +71,7 @@ impl Case {
 
     fn device(self) -> Mounted {
         match self.attach {
+            Attach::Fabric if self.pooled => pooled::mounted(),
             Attach::Fabric => remote("pvc-1", 1),
             Attach::Local => local("pvc-1"),
         }
@@ -100,6 +111,10 @@ impl Case {
 
     fn unstage(self, world: &World) -> Vec<Step> {
         let mut observed = unstaged(self.staging(world), self.controllers(world));
+        observed.pooled = self.pooled && world.connected;
+        if self.pooled {
+            observed.controllers.clear(); // those of the volume's own subsystem
+        }
         observed.zvol = world.refuses_writes.then(|| (zvol(), Access::ReadOnly));
         unstage("pvc-1", &observed).expect("a plan")
     }
@@ -196,8 +211,9 @@ fn crash_after_any_step_the_next_plan_finishes() {
         let unpublished = case.sweep(&published, |world| case.unpublish(world));
         assert_eq!(unpublished, staged, "{case:?}");
         let unstaged = case.sweep(&unpublished, |world| case.unstage(world));
+        assert_eq!(unstaged.connected, case.pooled);
         assert!(
-            !unstaged.connected && !unstaged.mounted && !unstaged.refuses_writes,
+            !unstaged.mounted && !unstaged.refuses_writes,
             "{case:?}: {unstaged:?}"
         );
     }
@@ -215,7 +231,7 @@ fn crash_in_a_stage_is_undone_by_unstage() {
                 case.apply(&mut world, &step);
             }
             assert!(
-                !world.connected && !world.mounted && !world.refuses_writes,
+                (!world.connected || case.pooled) && !world.mounted && !world.refuses_writes,
                 "{case:?}: {world:?} after {stop} steps"
             );
         }
