@@ -13,6 +13,7 @@ mod lifecycle;
 mod model;
 mod modes;
 mod outages;
+mod pooled;
 mod rules;
 mod scale;
 mod snapshots;

@@ -20,6 +20,15 @@ struct Shared<'a> {
 
 impl<'a> Shared<'a> {
     fn raw(fleet: &'a Fleet, id: &'static str, mode: Mode) -> Self {
+        Self::raw_with(fleet, id, mode, [("pool", "tank")])
+    }
+
+    fn raw_with<const N: usize>(
+        fleet: &'a Fleet,
+        id: &'static str,
+        mode: Mode,
+        parameters: [(&str, &str); N],
+    ) -> Self {
         let capability = csi::VolumeCapability {
             access_mode: Some(AccessMode { mode: mode.into() }),
             access_type: Some(AccessType::Block(BlockVolume {})),
@@ -36,7 +45,7 @@ impl<'a> Shared<'a> {
                 limit_bytes: 0,
             }),
             volume_capabilities: vec![this.capability.clone()],
-            parameters: HashMap::from([("pool".into(), "tank".into())]),
+            parameters: HashMap::from(parameters.map(|(k, v)| (k.into(), v.into()))),
             ..Default::default()
         };
         fleet.controller.create_raw(request).unwrap();
@@ -278,4 +287,35 @@ fn grows_under_load(fleet: &Fleet, node: &str) {
     socket.unstage(&id, &staging).unwrap();
     fleet.controller.controller_unpublish(&id, node).unwrap();
     fleet.controller.delete(&id).unwrap();
+}
+
+/// The same zvol in a subsystem of each of two nodes, and in its own for a reader.
+#[test]
+fn rule_05_a_pooled_raw_volume_is_shared_by_writers_and_then_read_only() {
+    let fleet = Fleet::fresh();
+    let parameters = [("pool", "tank"), ("attach", "pooled")];
+    let volume = Shared::raw_with(
+        &fleet,
+        "pvc-pooled-rwx",
+        Mode::MultiNodeMultiWriter,
+        parameters,
+    );
+    for node in ["node0", "node1"] {
+        volume.bring_to(node, false);
+    }
+    assert!(volume.write("node0", "zero"));
+    assert_eq!(volume.read("node1"), "zero");
+    assert!(volume.write("node1", "one"));
+    volume.take_from("node1");
+    assert_eq!(volume.read("node0"), "one", "one leaves, the other stays");
+    volume.take_from("node0");
+    volume.bring_to("node1", true);
+    assert_eq!(volume.read("node1"), "one");
+    assert!(
+        !volume.write("node1", "two"),
+        "a reader by its own subsystem"
+    );
+    volume.take_from("node1");
+    fleet.controller.delete(volume.id).unwrap();
+    fleet.assert_clean();
 }

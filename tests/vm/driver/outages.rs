@@ -11,37 +11,50 @@ use crate::fleet::{Fleet, Journey, assert_refused};
 
 /// A pod that appends numbers to a file, each synced before the next, and notes the last that was
 /// acknowledged.
-struct Writer<'a> {
+pub(crate) struct Writer<'a> {
     vm: &'static Vm,
+    /// Where its notes are.
+    notes: String,
     file: String,
     process: Running<'a>,
 }
 
 impl Writer<'_> {
-    fn start(volume: &Journey<'_>, node: &str) -> Self {
+    pub(crate) fn start(volume: &Journey<'_>, node: &str) -> Self {
         let vm = volume.fleet.vm(node);
         let file = format!("{}/log", volume.target());
-        vm.ok("rm -f /run/acknowledged; touch /run/writing")
-            .unwrap();
+        let notes = format!("/run/writer-{}", volume.id);
+        vm.ok(&format!(
+            "mkdir -p {notes} && rm -f {notes}/acknowledged && touch {notes}/writing"
+        ))
+        .unwrap();
         let process = vm
             .spawn(&format!(
-                "i=0; while [ -e /run/writing ]; do i=$((i+1)); \
-                 echo $i >> {file} && sync {file} && echo $i > /run/next && mv /run/next /run/acknowledged || exit 1; \
+                "cd {notes}; i=0; while [ -e writing ]; do i=$((i+1)); \
+                 echo $i >> {file} && sync {file} && echo $i > next && mv next acknowledged || exit 1; \
                  done"
             ))
             .unwrap();
-        let writer = Self { vm, file, process };
+        let writer = Self {
+            vm,
+            notes,
+            file,
+            process,
+        };
         writer.goes_on_from(0);
         writer
     }
 
-    fn acknowledged(&self) -> u64 {
-        let text = self.vm.ok("cat /run/acknowledged 2>/dev/null || echo 0");
+    pub(crate) fn acknowledged(&self) -> u64 {
+        let notes = &self.notes;
+        let text = self
+            .vm
+            .ok(&format!("cat {notes}/acknowledged 2>/dev/null || echo 0"));
         text.unwrap().trim().parse().unwrap()
     }
 
     /// Waits until some more numbers than `before` have been acknowledged.
-    fn goes_on_from(&self, before: u64) {
+    pub(crate) fn goes_on_from(&self, before: u64) {
         let deadline = Instant::now() + Duration::from_secs(180);
         while self.acknowledged() < before + 3 {
             assert!(Instant::now() < deadline, "the writer does not go on");
@@ -49,14 +62,14 @@ impl Writer<'_> {
     }
 
     /// Ends it, and compares what is in the file with what was acknowledged.
-    fn finish(self) {
-        self.vm.ok("rm -f /run/writing").unwrap();
+    pub(crate) fn finish(self) {
+        let notes = self.notes;
+        self.vm.ok(&format!("rm -f {notes}/writing")).unwrap();
         let out = self.process.wait().unwrap();
         assert_eq!(out.status, 0, "no write failed: {}", out.stderr);
         let (vm, file) = (self.vm, self.file);
-        let check = "a=$(cat /run/acknowledged); seq 1 $a | cmp - ";
         vm.ok(&format!(
-            "{check} {file} || {{ tail -n 3 {file}; exit 1; }}"
+            "a=$(cat {notes}/acknowledged); seq 1 $a | cmp - {file} || {{ tail -n 3 {file}; exit 1; }}"
         ))
         .expect("each acknowledged number is there once, in order");
     }
