@@ -32,6 +32,10 @@ pub struct Csi {
     deadline: Duration,
 }
 
+/// The variable that runs tests of the driver with another `attach` than the default: `per-volume` or `pooled`. (Some of
+/// them assert what is so for the default alone: that no controller is left on a node.)
+pub const ATTACH: &str = "ZVOLT_LAB_ATTACH";
+
 /// What a volume is asked to be.
 #[derive(Debug, Clone)]
 pub struct Wanted {
@@ -46,13 +50,17 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// A volume of 1 GiB with ext4 on pool `tank`.
+    /// A volume of 1 GiB with ext4 on pool `tank`, which nodes come to as [`ATTACH`] says, or as is the default.
     pub fn named(name: &str) -> Self {
-        Self {
+        let wanted = Self {
             name: name.into(),
             size: 1 << 30,
             parameters: HashMap::from([("pool".into(), "tank".into())]),
             fs_type: "ext4".into(),
+        };
+        match std::env::var(ATTACH) {
+            Ok(attach) => wanted.parameter("attach", &attach),
+            Err(_) => wanted,
         }
     }
 
