@@ -56,7 +56,9 @@ async fn after_a_reboot_every_namespace_is_built_where_it_was_before_its_subsyst
     let (build, link) = done.split_at(links);
     let built = build.iter().filter(|act| *act == "namespace");
     assert_eq!(built.count(), MANY, "{done:?}");
+    let (opened, link) = link.split_last().unwrap();
     assert!(link.iter().all(|a| a.starts_with("link")), "{link:?}");
+    assert_eq!(opened, "ports.open");
     assert_eq!(places(&rig).await, told);
     assert_eq!(subsystems(&rig), [2, 2, 1]);
 }
