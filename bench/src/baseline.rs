@@ -62,7 +62,11 @@ pub fn attach(volume: &Volume, host: &HostIdentity) -> Result<Sample> {
     watch.step("udevadm settle");
     let device = device_of(volume)?;
     watch.step("look in /dev/disk");
-    mount_and_bind(volume, &device, &mut watch)?;
+    if volume.is_raw() {
+        bind_node(volume, &device, &mut watch)?;
+    } else {
+        mount_and_bind(volume, &device, &mut watch)?;
+    }
     Ok(watch.stop(Side::Baseline, "attach"))
 }
 
@@ -127,6 +131,15 @@ fn mount_and_bind(volume: &Volume, device: &Path, watch: &mut Watch) -> Result<(
     Ok(())
 }
 
+fn bind_node(volume: &Volume, device: &Path, watch: &mut Watch) -> Result<()> {
+    let target = volume.target();
+    fs::File::create_new(&target)?;
+    let arguments = ["--bind".as_ref(), device.as_os_str(), target.as_os_str()];
+    run("mount", &arguments)?;
+    watch.step("mount --bind");
+    Ok(())
+}
+
 /// Waits until udevd has looked at everything.
 pub fn settle() -> Result<()> {
     run("udevadm", &words(&["settle"])).map(drop)
@@ -137,10 +150,15 @@ pub fn detach(volume: &Volume) -> Result<Sample> {
     let (staging, target) = (volume.staging(), volume.target());
     let mut watch = Watch::start();
     run("umount", &[target.as_os_str()])?;
-    fs::remove_dir(&target)?;
-    watch.step("umount target");
-    run("umount", &[staging.as_os_str()])?;
-    watch.step("umount staging");
+    if volume.is_raw() {
+        fs::remove_file(&target)?;
+        watch.step("umount target");
+    } else {
+        fs::remove_dir(&target)?;
+        watch.step("umount target");
+        run("umount", &[staging.as_os_str()])?;
+        watch.step("umount staging");
+    }
     run("nvme", &words(&["disconnect", "--nqn", &volume.nqn]))?;
     watch.step("nvme disconnect");
     Ok(watch.stop(Side::Baseline, "detach"))

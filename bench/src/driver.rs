@@ -14,12 +14,12 @@ use tonic::{Request, Response, Status};
 use zvolt_proto::csi::controller_client::ControllerClient;
 use zvolt_proto::csi::node_client::NodeClient;
 use zvolt_proto::csi::volume_capability::access_mode::Mode;
-use zvolt_proto::csi::volume_capability::{AccessMode, AccessType, MountVolume};
+use zvolt_proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use zvolt_proto::csi::{self, VolumeCapability};
 use zvolt_proto::trace::trace_client::TraceClient;
 use zvolt_proto::trace::{ListOperationsRequest, Operation};
 
-use crate::job::Volume;
+use crate::job::{RAW, Volume};
 use crate::sample::{Sample, Side, Watch};
 
 /// How long one call may take.
@@ -34,14 +34,18 @@ pub struct Driver {
 }
 
 fn capability(fs_type: &str) -> Option<VolumeCapability> {
+    let access_type = match fs_type {
+        RAW => AccessType::Block(BlockVolume {}),
+        _ => AccessType::Mount(MountVolume {
+            fs_type: fs_type.into(),
+            ..MountVolume::default()
+        }),
+    };
     Some(VolumeCapability {
         access_mode: Some(AccessMode {
             mode: Mode::SingleNodeWriter.into(),
         }),
-        access_type: Some(AccessType::Mount(MountVolume {
-            fs_type: fs_type.into(),
-            ..MountVolume::default()
-        })),
+        access_type: Some(access_type),
     })
 }
 

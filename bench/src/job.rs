@@ -7,6 +7,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+/// No filesystem: the block device itself.
+pub const RAW: &str = "raw";
+
 /// One job for one machine.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
@@ -23,7 +26,12 @@ pub struct Job {
 #[serde(rename_all = "kebab-case")]
 pub enum Work {
     /// Stage and publish a volume that this node is admitted to, over NVMe/TCP, and take it down again.
-    Remote(Volume),
+    Remote {
+        /// The volume that all sides have in turn.
+        volume: Volume,
+        /// A pooled one, for the driver alone, to which the connection stays.
+        warm: Option<Volume>,
+    },
     /// The same on the storage host itself, without a network.
     Local(Volume),
     /// Admit a node to a volume and take it out again, on the storage host.
@@ -41,7 +49,7 @@ pub enum Work {
         pool: String,
         /// Bytes.
         size: u64,
-        /// `ext4` or `xfs`.
+        /// `ext4`, `xfs`, or [`RAW`].
         fs_type: String,
         /// The target's port, by number.
         port: u16,
@@ -53,7 +61,7 @@ pub enum Work {
 pub struct Volume {
     /// CSI volume ID.
     pub id: String,
-    /// `ext4` or `xfs`.
+    /// `ext4`, `xfs`, or [`RAW`].
     pub fs_type: String,
     /// The publish context of this node.
     pub context: HashMap<String, String>,
@@ -74,6 +82,11 @@ impl Volume {
     pub fn staging(&self) -> PathBuf {
         let below = format!("plugins/kubernetes.io/csi/bench/{}/globalmount", self.id);
         self.kubelet_dir.join(below)
+    }
+
+    /// Whether it is published as a block device.
+    pub fn is_raw(&self) -> bool {
+        self.fs_type == RAW
     }
 
     /// Where a pod has it.

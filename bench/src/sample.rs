@@ -31,6 +31,15 @@ pub struct Sample {
     pub steps: Vec<(String, u64)>,
 }
 
+impl Sample {
+    /// The same work by a connection that was there already.
+    #[must_use]
+    pub fn warm(mut self) -> Self {
+        self.what.insert_str(0, "warm ");
+        self
+    }
+}
+
 /// Measures steps that follow each other.
 #[derive(Debug)]
 pub struct Watch {

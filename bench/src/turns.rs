@@ -23,13 +23,18 @@ const QUEUES: u32 = 4;
 pub fn run(job: &Job) -> Result<()> {
     let driver = Driver::connect(&job.socket)?;
     match &job.work {
-        Work::Remote(volume) => {
+        Work::Remote { volume, warm } => {
             // Who the driver is to the target shows while it has the volume.
             attach(volume, || driver.attach(volume))?;
             let host = host_of(volume)?;
             detach(|| driver.detach(volume))?;
-            let mut sides: [Play<'_>; 3] = [
-                &mut || by_driver(&driver, volume),
+            let mut warm_side = || match warm {
+                Some(volume) => Ok(by_driver(&driver, volume)?.map(Sample::warm).into()),
+                None => Ok(Vec::new()),
+            };
+            let mut sides: [Play<'_>; 4] = [
+                &mut || Ok(by_driver(&driver, volume)?.into()),
+                &mut warm_side,
                 &mut || {
                     let (sample, controller) =
                         attach(volume, || attach::remote(volume, &host, QUEUES))?;
@@ -47,7 +52,7 @@ pub fn run(job: &Job) -> Result<()> {
         }
         Work::Local(volume) => rounds(
             job.rounds,
-            &mut [&mut || by_driver(&driver, volume), &mut || {
+            &mut [&mut || Ok(by_driver(&driver, volume)?.into()), &mut || {
                 let sample = attach(volume, || attach::local(volume))?;
                 Ok(vec![sample, detach(|| attach::detach(volume, None))?])
             }],
@@ -120,9 +125,9 @@ fn rounds(many: u32, sides: &mut [Play<'_>]) -> Result<()> {
     Ok(())
 }
 
-fn by_driver(driver: &Driver, volume: &Volume) -> Result<Vec<Sample>> {
+fn by_driver(driver: &Driver, volume: &Volume) -> Result<[Sample; 2]> {
     let sample = attach(volume, || driver.attach(volume))?;
-    Ok(vec![sample, detach(|| driver.detach(volume))?])
+    Ok([sample, detach(|| driver.detach(volume))?])
 }
 
 /// A stage and publish, with what an orchestrator makes before it.

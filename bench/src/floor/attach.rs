@@ -73,6 +73,9 @@ fn await_namespace(events: &UeventSocket, uuid: Uuid) -> Result<PathBuf> {
 }
 
 fn mount_and_bind(volume: &Volume, device: &Path, watch: &mut Watch) -> Result<()> {
+    if volume.is_raw() {
+        return bind_node(volume, device, watch);
+    }
     let superblock = probe::superblock(&File::open(device)?, device)?;
     ensure!(
         matches!(superblock, Content::Filesystem(_)),
@@ -103,22 +106,37 @@ fn mount_and_bind(volume: &Volume, device: &Path, watch: &mut Watch) -> Result<(
     Ok(())
 }
 
+fn bind_node(volume: &Volume, device: &Path, watch: &mut Watch) -> Result<()> {
+    let node = File::open(device)?;
+    let (target, name) = parent_of(&volume.target())?;
+    mount::make_file(target.as_fd(), &name)?;
+    watch.step("file.make");
+    mount::bind_node_at(node.as_fd(), target.as_fd(), &name, Access::ReadWrite)?;
+    watch.step("mount.bind");
+    Ok(())
+}
+
 fn parent_of(path: &Path) -> Result<(std::os::fd::OwnedFd, std::ffi::OsString)> {
     let parent = path.parent().context("a path below a directory")?;
     let name = path.file_name().context("a path with a name")?;
     Ok((mount::open_base(parent)?, name.to_owned()))
 }
 
-/// Unmounts both and deletes the controller, where there is one.
+/// Unmounts what is mounted and deletes the controller, where there is one.
 pub fn detach(volume: &Volume, controller: Option<&str>) -> Result<Sample> {
     let mut watch = Watch::start();
     let target = volume.target();
     unmount(&target, UnmountFlags::empty()).context("umount the target")?;
     watch.step("mount.unbind");
-    fs::remove_dir(&target)?;
-    watch.step("directory.remove");
-    unmount(volume.staging(), UnmountFlags::empty()).context("umount the staging path")?;
-    watch.step("mount.detach");
+    if volume.is_raw() {
+        fs::remove_file(&target)?;
+        watch.step("file.remove");
+    } else {
+        fs::remove_dir(&target)?;
+        watch.step("directory.remove");
+        unmount(volume.staging(), UnmountFlags::empty()).context("umount the staging path")?;
+        watch.step("mount.detach");
+    }
     if let Some(controller) = controller {
         nvme::delete(Path::new(SYS), controller)?;
         watch.step("controller.delete");

@@ -12,11 +12,12 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Status};
+use zvolt_bench::job::RAW;
 use zvolt_proto::csi::controller_client::ControllerClient;
 use zvolt_proto::csi::identity_client::IdentityClient;
 use zvolt_proto::csi::node_client::NodeClient;
 use zvolt_proto::csi::volume_capability::access_mode::Mode;
-use zvolt_proto::csi::volume_capability::{AccessMode, AccessType, MountVolume};
+use zvolt_proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use zvolt_proto::csi::{self, VolumeCapability};
 use zvolt_proto::trace::ListOperationsRequest;
 use zvolt_proto::trace::trace_client::TraceClient;
@@ -86,16 +87,20 @@ impl Wanted {
     }
 }
 
-/// The capability of one writer on one node, mounted.
+/// The capability of one writer on one node: mounted, or the block device itself ([`RAW`]).
 pub fn single_writer(fs_type: &str) -> VolumeCapability {
+    let access_type = match fs_type {
+        RAW => AccessType::Block(BlockVolume {}),
+        _ => AccessType::Mount(MountVolume {
+            fs_type: fs_type.into(),
+            ..MountVolume::default()
+        }),
+    };
     VolumeCapability {
         access_mode: Some(AccessMode {
             mode: Mode::SingleNodeWriter.into(),
         }),
-        access_type: Some(AccessType::Mount(MountVolume {
-            fs_type: fs_type.into(),
-            ..MountVolume::default()
-        })),
+        access_type: Some(access_type),
     }
 }
 

@@ -144,9 +144,10 @@ const fn p50(name: &'static str, over: &'static [Of], under: &'static [Of], bar:
 }
 
 /// What is to be reached.
-const RATIOS: [Ratio; 7] = {
+const RATIOS: [Ratio; 8] = {
     use Side::{Baseline, Driver, Floor};
     const COLD: &[Of] = &[("ext4", "attach", Driver)];
+    const WARM: &[Of] = &[("ext4", "warm attach", Driver)];
     const COLD_FLOOR: &[Of] = &[("ext4", "attach", Floor)];
     const LOCAL: &[Of] = &[("local", "attach", Driver)];
     const DETACH: &[Of] = &[("ext4", "detach", Driver)];
@@ -169,6 +170,12 @@ const RATIOS: [Ratio; 7] = {
             ..p50("the same, 99th percentile", COLD, COLD_FLOOR, 1.40)
         },
         p50("the same against child processes", COLD, CHILDREN, 0.15),
+        p50(
+            "warm stage + publish (pooled), against the cold floor",
+            WARM,
+            COLD_FLOOR,
+            0.65,
+        ),
         p50(
             "unpublish + unstage against their floor",
             DETACH,

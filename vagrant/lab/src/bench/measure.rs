@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, ensure};
-use zvolt_bench::job::{Job, Volume, Work};
+use zvolt_bench::job::{Job, RAW, Volume, Work};
 use zvolt_bench::sample::Sample;
 
 use super::Effort;
@@ -60,27 +60,33 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn run(&self, taken: &mut Taken) -> Result<()> {
-        let kinds: &[&str] = if self.effort.xfs {
-            &["ext4", "xfs"]
+        let kinds: &[&str] = if self.effort.whole {
+            &["ext4", "xfs", RAW]
         } else {
             &["ext4"]
         };
-        for fs_type in kinds {
-            let id = self.volume(fs_type)?;
-            let samples = progress::part(
-                &format!("stage and publish, {fs_type}, over NVMe/TCP"),
-                || {
-                    let volume = self.admitted(&id, fs_type, NODE)?;
-                    let samples = self.job(NODE, self.effort.rounds, Work::Remote(volume))?;
-                    self.controller.controller_unpublish(&id, NODE)?;
+        for kind in kinds {
+            let id = self.volume(kind, "per-volume")?;
+            let pooled = self.volume(kind, "pooled")?;
+            let samples =
+                progress::part(&format!("stage and publish, {kind}, over NVMe/TCP"), || {
+                    let work = Work::Remote {
+                        volume: self.admitted(&id, kind, NODE)?,
+                        warm: Some(self.admitted(&pooled, kind, NODE)?),
+                    };
+                    let samples = self.job(NODE, self.effort.rounds, work)?;
+                    for id in [&id, &pooled] {
+                        self.controller.controller_unpublish(id, NODE)?;
+                    }
                     Ok(samples)
-                },
-            )?;
-            taken.cases.push(((*fs_type).to_owned(), samples));
-            if *fs_type == "ext4" {
+                })?;
+            taken.cases.push(((*kind).to_owned(), samples));
+            if *kind == "ext4" {
                 self.beside_the_network(&id, taken)?;
             }
-            self.controller.delete(&id)?;
+            for id in [&id, &pooled] {
+                self.controller.delete(id)?;
+            }
         }
         let samples = progress::part("create and delete", || {
             let work = Work::Create {
@@ -121,8 +127,10 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn volume(&self, fs_type: &str) -> Result<String> {
-        let wanted = Wanted::named(&format!("pvc-bench-{fs_type}")).fs(fs_type);
+    /// A volume with a filesystem or none, to which nodes come by `attach`.
+    fn volume(&self, kind: &str, attach: &str) -> Result<String> {
+        let name = format!("pvc-bench-{kind}-{attach}");
+        let wanted = Wanted::named(&name).fs(kind).parameter("attach", attach);
         Ok(self.controller.create(&wanted)?.volume_id)
     }
 

@@ -25,8 +25,8 @@ pub struct Effort {
     pub rounds: u32,
     /// Rounds of all else.
     pub others: u32,
-    /// XFS too.
-    pub xfs: bool,
+    /// XFS and raw block too.
+    pub whole: bool,
 }
 
 impl Effort {
@@ -34,13 +34,13 @@ impl Effort {
     pub const QUICK: Self = Self {
         rounds: 15,
         others: 10,
-        xfs: false,
+        whole: false,
     };
     /// As long as tails need.
     pub const FULL: Self = Self {
         rounds: 100,
         others: 40,
-        xfs: true,
+        whole: true,
     };
 }
 
