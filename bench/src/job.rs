@@ -32,7 +32,14 @@ pub enum Work {
         /// A pooled one, for the driver alone, to which the connection stays.
         warm: Option<Volume>,
     },
-    /// The same on the storage host itself, without a network.
+    /// The same by the driver alone.
+    Driver(Volume),
+    /// Export these zvols in one subsystem, by bare configfs writes alone, and take the exports away.
+    Export {
+        /// Their devices.
+        zvols: Vec<PathBuf>,
+    },
+    /// Stage and publish on the storage host itself, without a network.
     Local(Volume),
     /// Admit a node to a volume and take it out again, on the storage host.
     Admit {

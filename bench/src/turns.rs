@@ -21,8 +21,15 @@ const QUEUES: u32 = 4;
 
 /// Does the job, and prints a sample a line.
 pub fn run(job: &Job) -> Result<()> {
-    let driver = Driver::connect(&job.socket)?;
+    let driver = match &job.work {
+        Work::Export { zvols } => {
+            let nvmet = Target::at(NVMET);
+            return rounds(job.rounds, &mut [&mut || target::export(&nvmet, zvols)]);
+        }
+        _ => Driver::connect(&job.socket)?,
+    };
     match &job.work {
+        Work::Export { .. } => Ok(()), // done, without a driver
         Work::Remote { volume, warm } => {
             // Who the driver is to the target shows while it has the volume.
             attach(volume, || driver.attach(volume))?;
@@ -50,6 +57,10 @@ pub fn run(job: &Job) -> Result<()> {
             ];
             rounds(job.rounds, &mut sides)
         }
+        Work::Driver(volume) => rounds(
+            job.rounds,
+            &mut [&mut || Ok(by_driver(&driver, volume)?.into())],
+        ),
         Work::Local(volume) => rounds(
             job.rounds,
             &mut [&mut || Ok(by_driver(&driver, volume)?.into()), &mut || {

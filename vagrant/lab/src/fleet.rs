@@ -88,22 +88,31 @@ impl<'a> Member<'a> {
 
     /// The same with variables in its environment.
     pub fn start_with(&self, environment: &[(&str, &str)]) -> Result<()> {
+        let prepared = format!(
+            "mkdir -p {KUBELET}/plugins {KUBELET}/pods; systemctl reset-failed {UNIT} 2>/dev/null; {}",
+            self.launch(environment)
+        );
+        self.vm.ok(&prepared).with_context(|| {
+            let log = self.log().unwrap_or_default();
+            format!(
+                "the driver on {} did not start; its log:\n{log}",
+                self.vm.name()
+            )
+        })?;
+        Ok(())
+    }
+
+    /// The command that starts it and returns when it is ready.
+    pub(crate) fn launch(&self, environment: &[(&str, &str)]) -> String {
         let environment: String = environment
             .iter()
             .map(|(k, v)| format!("--setenv={k}={v} "))
             .collect();
-        self.vm.ok(&format!(
-            "mkdir -p {KUBELET}/plugins {KUBELET}/pods; systemctl reset-failed {UNIT} 2>/dev/null; \
-             systemd-run --quiet --collect --unit={UNIT} --service-type=notify --property=TimeoutStartSec=60 \
-             --property=KillMode=process --setenv=RUST_LOG=zvolt=debug {environment}\
-             {}",
+        format!(
+            "systemd-run --quiet --collect --unit={UNIT} --service-type=notify --property=TimeoutStartSec=60 \
+             --property=KillMode=process --setenv=RUST_LOG=zvolt=debug {environment}{}",
             self.command()
-        ))
-        .with_context(|| {
-            let log = self.log().unwrap_or_default();
-            format!("the driver on {} did not start; its log:\n{log}", self.vm.name())
-        })?;
-        Ok(())
+        )
     }
 
     /// Asks it to stop, and waits until it has.
@@ -219,17 +228,20 @@ pub fn assert_clean(lab: &Lab, names: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// The shell text that takes every export out of the kernel's target, as a boot does.
+pub(crate) const FORGET_EXPORTS: &str = "cd /sys/kernel/config/nvmet 2>/dev/null && { \
+       for l in ports/*/subsystems/*; do [ -e $l ] && rm $l; done; \
+       for l in subsystems/*/allowed_hosts/*; do [ -e $l ] && rm $l; done; \
+       for n in subsystems/*/namespaces/*; do [ -e $n ] && echo 0 > $n/enable && rmdir $n; done; \
+       for d in subsystems/* ports/* hosts/*; do [ -e $d ] && rmdir $d; done; }";
+
 /// Brings a machine back to nothing, whatever an earlier test left. For tests only.
 pub fn scrub(vm: &Vm) -> Result<()> {
     vm.ok(&format!(
         "systemctl kill -s KILL {UNIT} 2>/dev/null; timeout 20 pidwait -x zvolt; \
          grep -F ' {KUBELET}/' /proc/self/mountinfo | cut -d' ' -f5 | sort -r | xargs -r -n1 umount -l; \
          for c in /sys/class/nvme/nvme*; do [ -e $c ] && echo 1 > $c/delete_controller; done; \
-         cd /sys/kernel/config/nvmet 2>/dev/null && {{ \
-           for l in ports/*/subsystems/*; do [ -e $l ] && rm $l; done; \
-           for l in subsystems/*/allowed_hosts/*; do [ -e $l ] && rm $l; done; \
-           for n in subsystems/*/namespaces/*; do [ -e $n ] && echo 0 > $n/enable && rmdir $n; done; \
-           for d in subsystems/* ports/* hosts/*; do [ -e $d ] && rmdir $d; done; }}; \
+         {FORGET_EXPORTS}; \
          zfs list -H -o name -r tank/csi 2>/dev/null | grep -E '^tank/csi/(block|deleted)/' | xargs -r -n1 zfs destroy -R 2>/dev/null; \
          rm -rf {STORE} {KUBELET}/pods {KUBELET}/plugins; mkdir -p {KUBELET}/plugins {KUBELET}/pods; true"
     ))?;

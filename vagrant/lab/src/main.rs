@@ -104,6 +104,9 @@ enum Verb {
         /// End in a few minutes
         #[arg(long)]
         quick: bool,
+        /// How many volumes are staged and exported at once, 0 for none; 1,000 unless --quick
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
+        many: Option<u16>,
         /// Where the report goes
         #[arg(long, value_name = "DIR", default_value = "target/bench")]
         folder: PathBuf,
@@ -197,10 +200,12 @@ fn run(verb: Verb) -> Result<ExitCode> {
         }
         Verb::Bench {
             quick,
+            many,
             folder,
             output,
         } => {
-            let effort = if quick { Effort::QUICK } else { Effort::FULL };
+            let mut effort = if quick { Effort::QUICK } else { Effort::FULL };
+            effort.many = many.map_or(effort.many, usize::from);
             let report = bench::run(effort)?;
             bench::write(&report, &folder)?;
             match output.output {

@@ -203,6 +203,29 @@ const RATIOS: [Ratio; 8] = {
     ]
 };
 
+/// What is to be reached with many volumes.
+const OF_MANY: [Ratio; 2] = {
+    use Side::{Driver, Floor};
+    const FEW: &[Of] = &[("beside few", "attach", Driver)];
+    const MANY: &[Of] = &[("beside many", "attach", Driver)];
+    const START: &[Of] = &[("start", "export", Driver)];
+    const START_FLOOR: &[Of] = &[("start", "export", Floor)];
+    [
+        p50(
+            "stage + publish beside many staged, against few",
+            MANY,
+            FEW,
+            1.15,
+        ),
+        p50(
+            "agent start, against bare configfs writes",
+            START,
+            START_FLOOR,
+            1.5,
+        ),
+    ]
+};
+
 /// The sum of one quantile over groups; `None` where one has too few samples for it.
 fn sum(all: &[Distribution], groups: &[Of], quantile: Quantile) -> Result<Option<f64>> {
     let mut sum = 0.0;
@@ -222,9 +245,10 @@ fn sum(all: &[Distribution], groups: &[Of], quantile: Quantile) -> Result<Option
 }
 
 /// All figures.
-pub(super) fn figures(all: &[Distribution], resident: u64) -> Result<Vec<Figure>> {
+pub(super) fn figures(all: &[Distribution], taken: &Taken) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    for ratio in &RATIOS {
+    let of_many: &[Ratio] = if taken.scale.is_some() { &OF_MANY } else { &[] };
+    for ratio in RATIOS.iter().chain(of_many) {
         let over = sum(all, ratio.over, ratio.quantile)?;
         let under = sum(all, ratio.under, ratio.quantile)?;
         let (Some(over), Some(under)) = (over, under) else {
@@ -237,15 +261,33 @@ pub(super) fn figures(all: &[Distribution], resident: u64) -> Result<Vec<Figure>
             unit: "×",
         });
     }
-    #[allow(clippy::cast_precision_loss, reason = "bytes of one process fit")]
-    let mib = resident as f64 / f64::from(1 << 20);
-    figures.push(Figure {
-        name: "resident memory of an idle node".into(),
-        value: mib,
-        bar: 12.0,
+    let memory = |name: String, bytes: u64, bar| Figure {
+        name,
+        value: mib(bytes),
+        bar,
         unit: "MiB",
-    });
+    };
+    let idle = "resident memory of an idle node".to_owned();
+    figures.push(memory(idle, taken.resident, 12.0));
+    if let Some(scale) = &taken.scale {
+        let many = scale.volumes;
+        let staged = format!("resident memory of a node with {many} staged");
+        figures.push(memory(staged, scale.node, 24.0));
+        for (who, wakes) in [("node", scale.node_wakes), ("agent", scale.storage_wakes)] {
+            figures.push(Figure {
+                name: format!("wake-ups of an idle {who} with {many} volumes"),
+                value: u32::try_from(wakes).unwrap_or(u32::MAX).into(),
+                bar: 0.0,
+                unit: "/min",
+            });
+        }
+    }
     Ok(figures)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "bytes of one process fit")]
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
 #[cfg(test)]
@@ -267,7 +309,7 @@ mod tests {
         let samples = [10, 30, 20].map(|ms| sample(Side::Driver, ms)).to_vec();
         let taken = Taken {
             cases: vec![("ext4".into(), samples)],
-            resident: 0,
+            ..Taken::default()
         };
         let all = distributions(&taken).unwrap();
         assert_eq!(all.len(), 1);
@@ -283,7 +325,12 @@ mod tests {
         for (many, told) in [(99, false), (100, true)] {
             let samples = (0..many).map(|_| sample(Side::Driver, 7)).collect();
             let cases = vec![("ext4".into(), samples)];
-            let all = distributions(&Taken { cases, resident: 0 }).unwrap();
+            let all = distributions(&Taken {
+                cases,
+                resident: 0,
+                scale: None,
+            })
+            .unwrap();
             assert_eq!(sum(&all, &of, Quantile::P99).unwrap().is_some(), told);
             assert!(sum(&all, &of, Quantile::P50).unwrap().is_some());
         }

@@ -7,19 +7,23 @@ use zvolt_bench::job::{Job, RAW, Volume, Work};
 use zvolt_bench::sample::Sample;
 
 use super::Effort;
+use super::scale::Scale;
 use crate::fleet::{KUBELET, Member, SOCKET, STORAGE, assert_clean, scrub};
 use crate::orchestrator::{Csi, Wanted};
 use crate::{Lab, Vm, progress, quote};
 
 /// Where the machines have the benchmark.
 pub(super) const PROGRAM: &str = "/usr/local/bin/zvolt-bench";
-const NODE: &str = "node0";
+/// The consumer.
+pub(super) const NODE: &str = "node0";
 
 /// All that was measured: samples by case.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
-    /// `ext4`, `xfs`, `local`, `admit`, `create`.
+    /// `ext4`, `xfs`, `raw`, `local`, `admit`, `create`, and those of [`Scale`].
     pub(super) cases: Vec<(String, Vec<Sample>)>,
+    /// What was found with many volumes.
+    pub(super) scale: Option<Scale>,
     /// Resident bytes of the node's driver with nothing staged.
     pub(super) resident: u64,
 }
@@ -43,7 +47,14 @@ pub(super) fn all(lab: &Lab, effort: Effort) -> Result<Taken> {
         resident: resident(node.vm())?,
         ..Taken::default()
     };
-    let outcome = bench.run(&mut taken);
+    let outcome = bench.run(&mut taken).and_then(|()| {
+        if effort.many > 0 {
+            let mut scale = bench.scale(effort.many, &storage, &node)?;
+            taken.cases.append(&mut scale.cases);
+            taken.scale = Some(scale);
+        }
+        Ok(())
+    });
     for member in [&node, &storage] {
         member.stop()?;
     }
@@ -52,10 +63,10 @@ pub(super) fn all(lab: &Lab, effort: Effort) -> Result<Taken> {
     Ok(taken)
 }
 
-struct Bench<'a> {
+pub(super) struct Bench<'a> {
     lab: &'a Lab,
-    controller: Csi,
-    effort: Effort,
+    pub(super) controller: Csi,
+    pub(super) effort: Effort,
 }
 
 impl Bench<'_> {
@@ -128,14 +139,14 @@ impl Bench<'_> {
     }
 
     /// A volume with a filesystem or none, to which nodes come by `attach`.
-    fn volume(&self, kind: &str, attach: &str) -> Result<String> {
+    pub(super) fn volume(&self, kind: &str, attach: &str) -> Result<String> {
         let name = format!("pvc-bench-{kind}-{attach}");
         let wanted = Wanted::named(&name).fs(kind).parameter("attach", attach);
         Ok(self.controller.create(&wanted)?.volume_id)
     }
 
     /// A volume as the benchmark wants it, with `node` admitted.
-    fn admitted(&self, id: &str, fs_type: &str, node: &str) -> Result<Volume> {
+    pub(super) fn admitted(&self, id: &str, fs_type: &str, node: &str) -> Result<Volume> {
         let context = self.controller.controller_publish(id, node, fs_type)?;
         let get = |key: &str| -> Result<&String> {
             let value: Option<&String> = HashMap::get(&context, key);
@@ -153,7 +164,7 @@ impl Bench<'_> {
         })
     }
 
-    fn job(&self, machine: &str, rounds: u32, work: Work) -> Result<Vec<Sample>> {
+    pub(super) fn job(&self, machine: &str, rounds: u32, work: Work) -> Result<Vec<Sample>> {
         let job = Job {
             socket: SOCKET.into(),
             rounds,
@@ -175,7 +186,7 @@ impl Bench<'_> {
 }
 
 /// Resident bytes of the driver on a machine (proc_pid_status(5), `VmRSS`).
-fn resident(vm: &Vm) -> Result<u64> {
+pub(super) fn resident(vm: &Vm) -> Result<u64> {
     let out =
         vm.ok("sed -n 's/^VmRSS:[^0-9]*\\([0-9]*\\) kB/\\1/p' /proc/$(pgrep -x zvolt)/status")?;
     let kib: u64 = out.trim().parse().context("VmRSS")?;

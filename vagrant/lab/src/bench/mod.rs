@@ -6,6 +6,7 @@ mod figures;
 mod measure;
 mod plot;
 mod report;
+mod scale;
 
 use std::fs;
 use std::path::Path;
@@ -27,6 +28,8 @@ pub struct Effort {
     pub others: u32,
     /// XFS and raw block too.
     pub whole: bool,
+    /// How many volumes are staged and exported at once; 0 for none.
+    pub many: usize,
 }
 
 impl Effort {
@@ -35,12 +38,14 @@ impl Effort {
         rounds: 15,
         others: 10,
         whole: false,
+        many: 0,
     };
     /// As long as tails need.
     pub const FULL: Self = Self {
         rounds: 100,
         others: 40,
         whole: true,
+        many: 1000,
     };
 }
 

@@ -41,7 +41,7 @@ impl Report {
             accelerator: lab.state().accelerator.to_string(),
             kernel: kernel_of(lab)?,
             rounds: effort.rounds,
-            figures: figures::figures(&distributions, taken.resident)?,
+            figures: figures::figures(&distributions, taken)?,
             distributions,
         })
     }
@@ -59,7 +59,7 @@ impl Report {
             let (name, value, bar, unit) = (&figure.name, figure.value, figure.bar, figure.unit);
             let _ = writeln!(
                 text,
-                "{word:<6} {name:<58} {value:>7.2} {unit:<3} (bar {bar:.2})"
+                "{word:<6} {name:<58} {value:>7.2} {unit:<4} (bar {bar:.2})"
             );
         }
         text
