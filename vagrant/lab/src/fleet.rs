@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, bail};
 
 use crate::orchestrator::Csi;
+use crate::tiers::DRIVER;
 use crate::{Lab, Vm};
 
 /// The driver's socket in every machine.
@@ -76,7 +77,7 @@ impl<'a> Member<'a> {
 
     fn command(&self) -> String {
         format!(
-            "/usr/local/bin/zvolt {} --endpoint unix://{SOCKET} --kubelet-dir {KUBELET}",
+            "{DRIVER} {} --endpoint unix://{SOCKET} --kubelet-dir {KUBELET}",
             self.arguments
         )
     }
@@ -157,11 +158,11 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// Whether the process lives and was started with these arguments.
+    /// Whether the process lives, was started with these arguments, and is the program that is installed now.
     pub fn is_running_as_told(&self) -> Result<bool> {
         let running = self
             .vm
-            .run("p=$(pgrep -x zvolt) && tr '\\0' ' ' < /proc/$p/cmdline")?;
+            .run(&format!("p=$(pgrep -x zvolt) && [ \"$(readlink /proc/$p/exe)\" = {DRIVER} ] && tr '\\0' ' ' < /proc/$p/cmdline"))?;
         Ok(running.status == 0 && running.stdout.trim() == self.command())
     }
 
