@@ -25,6 +25,9 @@ use crate::sample::{Sample, Side, Watch};
 /// How long one call may take.
 const DEADLINE: Duration = Duration::from_secs(60);
 
+/// What the agent's operations begin with: which one it takes depends on what there was.
+const AGENT: &str = "agent.";
+
 /// One driver.
 #[derive(Debug)]
 pub struct Driver {
@@ -140,7 +143,7 @@ impl Driver {
         let mut client = self.controller();
         let watch = Watch::start();
         self.call(client.controller_publish_volume(publish))?;
-        let calls = ["ControllerPublishVolume", "agent.publish"];
+        let calls = ["ControllerPublishVolume", AGENT];
         self.with_steps(watch.stop(Side::Driver, "admit"), &volume.id, &calls)
     }
 
@@ -154,7 +157,7 @@ impl Driver {
         let mut client = self.controller();
         let watch = Watch::start();
         self.call(client.controller_unpublish_volume(unpublish))?;
-        let calls = ["ControllerUnpublishVolume", "agent.publish"];
+        let calls = ["ControllerUnpublishVolume", AGENT];
         self.with_steps(watch.stop(Side::Driver, "expel"), &volume.id, &calls)
     }
 
@@ -181,7 +184,7 @@ impl Driver {
         let reply = self.call(client.create_volume(create))?;
         let sample = watch.stop(Side::Driver, "create");
         let id = reply.volume.context("the reply has no volume")?.volume_id;
-        let calls = ["CreateVolume", "agent.create"];
+        let calls = ["CreateVolume", AGENT];
         Ok((self.with_steps(sample, &id, &calls)?, id))
     }
 
@@ -194,7 +197,7 @@ impl Driver {
         let mut client = self.controller();
         let watch = Watch::start();
         self.call(client.delete_volume(delete))?;
-        let calls = ["DeleteVolume", "agent.delete"];
+        let calls = ["DeleteVolume", AGENT];
         self.with_steps(watch.stop(Side::Driver, "delete"), id, &calls)
     }
 
@@ -209,7 +212,7 @@ impl Driver {
                 steps.map(|s| (format!("{} {}", operation.name, s.name), s.duration_nanos)),
             );
             // The agent works while a call waits for it.
-            if !operation.name.starts_with("agent.") {
+            if !operation.name.starts_with(AGENT) {
                 let steps: u64 = operation.steps.iter().map(|s| s.duration_nanos).sum();
                 in_calls += operation.total_nanos;
                 beside += operation.total_nanos.saturating_sub(steps);
@@ -221,7 +224,8 @@ impl Driver {
         Ok(sample)
     }
 
-    /// The newest operation of each name. The agent may answer a call before it has kept its own: it is asked again.
+    /// The newest operation of each name or kind. The agent may answer a call before it has kept its own: it is asked
+    /// again.
     fn operations(&self, volume: &str, names: &[&str], since: u64) -> Result<Vec<Operation>> {
         let mut client = TraceClient::new(self.channel.clone());
         let mut missing = String::new();
@@ -233,7 +237,7 @@ impl Driver {
             let kept = self.call(client.list_operations(request))?.operations;
             let newest = |name: &&str| {
                 let mut since_then = kept.iter().filter(|o| o.started_unix_nanos >= since);
-                since_then.rfind(|o| o.name == **name).cloned()
+                since_then.rfind(|o| o.name.starts_with(*name)).cloned()
             };
             match names.iter().find(|name| newest(name).is_none()) {
                 None => return Ok(names.iter().filter_map(newest).collect()),

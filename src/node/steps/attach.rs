@@ -182,10 +182,10 @@ impl<'a> Staging<'a> {
         loop {
             let found = self.namespace(node)?;
             let problem = match found {
-                Some(id) => self.wanted().unsettled(node, id)?,
-                None => None,
+                Some(id) if self.connected.is_none() => self.wanted().unsettled(node, id)?,
+                _ => None,
             };
-            if found.is_some() && (problem.is_none() || self.connected.is_some()) {
+            if found.is_some() && problem.is_none() {
                 self.device = found; // what may be wrong with it, verify says
                 return Ok(());
             }

@@ -200,9 +200,7 @@ impl Publishing<'_> {
             .device
             .ok_or_else(|| Error::new(ErrorKind::Internal, "the device was not found"))?;
         let verified = wanted.verify(node, device)?;
-        if let Some(problem) = wanted.wrong_access(node, device)? {
-            return Err(wanted.refuse(&verified.node.path, &problem));
-        }
+        wanted.is_settled(node, &verified)?;
         self.verified = Some(verified);
         Ok(())
     }

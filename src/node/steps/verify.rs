@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use zvolt_kernel::block::{self, Access, DevId};
+use zvolt_kernel::block::{self, Access, DevId, Extent};
 use zvolt_kernel::nvme;
 use zvolt_kernel::probe::{self, FsKind, Superblock};
 
@@ -40,13 +40,16 @@ impl Wanted<'_> {
         let roots = &node.config.roots;
         let found = block::node(&roots.sys, &roots.dev, id)?;
         let file = found.open()?;
+        let extent = extent(node, id)?;
         match self.attach {
-            Attach::Fabric => self.is_the_namespace(node, &found.path, id)?,
+            Attach::Fabric => {
+                self.is_the_namespace(node, &found.path, id)?;
+                self.is_fit(&found.path, self.wrong_access(extent))?;
+            }
+            // Whether it takes writes, a later step sets.
             Attach::Local => self.is_the_zvol(&found.path, &file)?,
         }
-        if let Some(problem) = self.too_small(node, id)? {
-            return Err(self.refuse(&found.path, &problem));
-        }
+        self.is_fit(&found.path, self.too_small(extent))?;
         let superblock = match self.target.content {
             publish::Content::Filesystem { .. } => Some(self.filesystem(&found.path, &file)?),
             publish::Content::Raw => None,
@@ -78,9 +81,6 @@ impl Wanted<'_> {
                 ),
             ));
         }
-        if let Some(problem) = self.wrong_access(node, id)? {
-            return Err(self.refuse(path, &problem));
-        }
         let controllers = node
             .devices
             .read_controllers(subsystem.controllers, &target.nqn)?;
@@ -105,16 +105,18 @@ impl Wanted<'_> {
         Err(self.refuse(path, &format!("it is the zvol {dataset}")))
     }
 
-    fn too_small(&self, node: &Node, id: DevId) -> Result<Option<String>, Error> {
-        let bytes = extent(node, id)?.bytes;
-        let wanted = self.target.size_bytes;
-        Ok((bytes < wanted).then(|| format!("it has {bytes} bytes; expected {wanted}")))
+    fn is_fit(&self, path: &Path, problem: Option<String>) -> Result<(), Error> {
+        problem.map_or(Ok(()), |problem| Err(self.refuse(path, &problem)))
+    }
+
+    fn too_small(&self, found: Extent) -> Option<String> {
+        let (bytes, wanted) = (found.bytes, self.target.size_bytes);
+        (bytes < wanted).then(|| format!("it has {bytes} bytes; expected {wanted}"))
     }
 
     /// Rule 5: what may only be read refuses writes by itself, not only by the mount above it.
-    pub(super) fn wrong_access(&self, node: &Node, id: DevId) -> Result<Option<String>, Error> {
-        let found = extent(node, id)?.access;
-        Ok(match (found, self.target.read_only.is_set()) {
+    fn wrong_access(&self, found: Extent) -> Option<String> {
+        match (found.access, self.target.read_only.is_set()) {
             (Access::ReadOnly, true) | (Access::ReadWrite, false) => None,
             (Access::ReadWrite, true) => Some(match self.attach {
                 Attach::Fabric => format!(
@@ -137,15 +139,19 @@ impl Wanted<'_> {
                     self.target.dataset
                 ),
             }),
-        })
+        }
     }
 
     /// What keeps an attached device from being what it must be, and may still change: its size, its access.
     pub(super) fn unsettled(&self, node: &Node, id: DevId) -> Result<Option<String>, Error> {
-        match self.too_small(node, id)? {
-            Some(problem) => Ok(Some(problem)),
-            None => self.wrong_access(node, id),
-        }
+        let found = extent(node, id)?;
+        Ok(self.too_small(found).or_else(|| self.wrong_access(found)))
+    }
+
+    /// The same of a device that is to be handed out as it is, of this machine or not.
+    pub(super) fn is_settled(&self, node: &Node, verified: &Verified) -> Result<(), Error> {
+        let problem = self.unsettled(node, verified.id)?;
+        self.is_fit(&verified.node.path, problem)
     }
 
     fn filesystem(&self, path: &Path, file: &File) -> Result<Superblock, Error> {
@@ -206,7 +212,7 @@ impl Wanted<'_> {
     }
 }
 
-fn extent(node: &Node, id: DevId) -> Result<block::Extent, Error> {
+fn extent(node: &Node, id: DevId) -> Result<Extent, Error> {
     let sys = &node.config.roots.sys;
     let name = block::kernel_name(sys, id)?;
     block::extent(sys, &name)?.ok_or_else(|| {
