@@ -145,6 +145,11 @@ pub fn settle() -> Result<()> {
     run("udevadm", &words(&["settle"])).map(drop)
 }
 
+/// Has udevd read its rules anew.
+pub fn reload_udev() -> Result<()> {
+    run("udevadm", &words(&["control", "--reload"])).map(drop)
+}
+
 /// Takes it down.
 pub fn detach(volume: &Volume) -> Result<Sample> {
     let (staging, target) = (volume.staging(), volume.target());

@@ -35,14 +35,21 @@ pub fn run(job: &Job) -> Result<()> {
             attach(volume, || driver.attach(volume))?;
             let host = host_of(volume)?;
             detach(|| driver.detach(volume))?;
-            let mut warm_side = || match warm {
-                Some(volume) => Ok(by_driver(&driver, volume)?.map(Sample::warm).into()),
-                None => Ok(Vec::new()),
-            };
+            let quiet = Quiet::take();
             let mut sides: [Play<'_>; 4] = [
-                &mut || Ok(by_driver(&driver, volume)?.into()),
-                &mut warm_side,
                 &mut || {
+                    quiet.set(true)?;
+                    Ok(by_driver(&driver, volume)?.into())
+                },
+                &mut || {
+                    quiet.set(true)?;
+                    match warm {
+                        Some(volume) => Ok(by_driver(&driver, volume)?.map(Sample::warm).into()),
+                        None => Ok(Vec::new()),
+                    }
+                },
+                &mut || {
+                    quiet.set(false)?;
                     let (sample, controller) =
                         attach(volume, || attach::remote(volume, &host, QUEUES))?;
                     Ok(vec![
@@ -51,11 +58,13 @@ pub fn run(job: &Job) -> Result<()> {
                     ])
                 },
                 &mut || {
+                    quiet.set(false)?;
                     let sample = attach(volume, || baseline::attach(volume, &host))?;
                     Ok(vec![sample, detach(|| baseline::detach(volume))?])
                 },
             ];
-            rounds(job.rounds, &mut sides)
+            rounds(job.rounds, &mut sides)?;
+            quiet.set(true)
         }
         Work::Driver(volume) => rounds(
             job.rounds,
@@ -113,6 +122,36 @@ pub fn run(job: &Job) -> Result<()> {
                 ],
             )
         }
+    }
+}
+
+/// What the driver has told udevd. The other sides have it as it is without.
+struct Quiet {
+    rules: Option<Vec<u8>>,
+}
+
+impl Quiet {
+    const FILE: &str = "/run/udev/rules.d/60-nvme-zvolt.rules";
+
+    fn take() -> Self {
+        Self {
+            rules: fs::read(Self::FILE).ok(),
+        }
+    }
+
+    /// Lets it be so, or not; udevd has read it when this returns.
+    fn set(&self, quiet: bool) -> Result<()> {
+        let Some(rules) = &self.rules else {
+            return Ok(());
+        };
+        if Path::new(Self::FILE).exists() == quiet {
+            return Ok(());
+        }
+        match quiet {
+            true => fs::write(Self::FILE, rules)?,
+            false => fs::remove_file(Self::FILE)?,
+        }
+        baseline::reload_udev()
     }
 }
 

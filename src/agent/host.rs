@@ -107,8 +107,8 @@ impl KernelHost {
         costs.insert(key, of_gib);
     }
 
-    /// Makes `<pool>/csi` and `<pool>/csi/block` once. The latter carries `volmode=dev`: a zvol that is
-    /// born with another mode loses its device and gets a new one when its own is set.
+    /// Makes `<pool>/csi` and `<pool>/csi/block` once. The latter carries what all zvols below it inherit: a device for
+    /// each, and none for its snapshots.
     pub(super) fn ensure_containers(&self, pool: &str) -> Result<(), Failure> {
         let guid = self.zfs.pool(pool).map_err(of_zfs)?.guid;
         if self
@@ -123,10 +123,12 @@ impl KernelHost {
         let parent = names::block_parent(pool);
         self.zfs.ensure_container(&parent).map_err(of_zfs)?;
         let properties = self.zfs.properties(&parent).map_err(of_zfs)?;
-        if properties.get("volmode").is_none_or(|mode| mode != "dev") {
-            self.zfs
-                .set_property(&parent, "volmode", "dev")
-                .map_err(of_zfs)?;
+        for (property, value) in [("volmode", "dev"), ("snapdev", "hidden")] {
+            if properties.get(property).is_none_or(|found| found != value) {
+                self.zfs
+                    .set_property(&parent, property, value)
+                    .map_err(of_zfs)?;
+            }
         }
         self.containers
             .lock()

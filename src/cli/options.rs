@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::csi::socket::Endpoint;
 use crate::model::names;
-use crate::node::NodeConfig;
+use crate::node::{NodeConfig, RULES_DIR};
 
 /// Controller, agent and node.
 #[derive(Debug, Args)]
@@ -118,6 +118,14 @@ pub(super) struct Node {
     /// Deadline in seconds of a call whose client names none
     #[arg(long, value_name = "SECONDS", default_value_t = 60, env = "ZVOLT_RPC_TIMEOUT", value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(super) rpc_timeout: u32,
+    /// Scheduling priority of all threads, -20 (first) to 19 (setpriority(2)): a pod waits for what they do, and udev works
+    /// on the same devices at the same time
+    #[arg(long, value_name = "N", default_value_t = -10, env = "ZVOLT_NICE", allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
+    pub(super) nice: i32,
+    /// Leave udevd as it is. Else it is told, until the next boot, neither to read nor to watch namespaces of zvolt: no
+    /// links below /dev/disk are made for them, and LVM and multipathd do not take them
+    #[arg(long, env = "ZVOLT_STOCK_UDEV")]
+    pub(super) stock_udev: bool,
     /// How many seconds a stop waits for the calls that run
     #[arg(long, value_name = "SECONDS", default_value_t = 25, env = "ZVOLT_STOP_TIMEOUT", value_parser = clap::value_parser!(u32).range(0..=3600))]
     pub(super) stop_timeout: u32,
@@ -136,6 +144,7 @@ impl Node {
             host_traddr: self.host_traddr,
             host_iface: self.host_iface.clone(),
             max_volumes: self.max_volumes,
+            udev_rules: (!self.stock_udev).then(|| RULES_DIR.into()),
             roots: Default::default(),
         }
     }

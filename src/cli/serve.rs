@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::setpriority_process;
 use tokio::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
@@ -44,6 +45,10 @@ pub(super) fn run(options: options::Node, storage: Option<options::Storage>) -> 
     if !findings.is_empty() {
         report(&findings);
         return Ok(Exit::Preflight);
+    }
+    // Before the first thread: each inherits it.
+    if let Err(errno) = setpriority_process(None, options.nice) {
+        tracing::warn!(%errno, nice = options.nice, "setpriority: calls take longer on a busy machine (CAP_SYS_NICE)");
     }
     let runtime = runtime::Builder::new_multi_thread()
         .enable_all()

@@ -48,6 +48,7 @@ async fn served() -> Served {
         host_traddr: None,
         host_iface: None,
         max_volumes: Some(77),
+        udev_rules: None,
         roots: Default::default(),
     };
     let services = Services {

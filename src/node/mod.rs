@@ -13,6 +13,7 @@ mod paths;
 mod plan;
 mod stats;
 mod steps;
+mod udev;
 mod waiters;
 mod zvols;
 
@@ -32,6 +33,7 @@ use crate::ops::locks::Locks;
 use crate::ops::{self, Journal, Step as _, Stopped, Timeline};
 
 pub use stats::Stats;
+pub use udev::RULES_DIR;
 
 use devices::Devices;
 use observe::Observer;
@@ -59,6 +61,8 @@ pub struct NodeConfig {
     pub host_iface: Option<String>,
     /// How many volumes fit on this node; `None` derives it from what the kernel has.
     pub max_volumes: Option<u32>,
+    /// Where udevd is told to leave our namespaces alone; `None` leaves it as it is.
+    pub udev_rules: Option<PathBuf>,
     /// Where `/sys` and `/dev` are.
     pub roots: preflight::Roots,
 }
@@ -205,6 +209,11 @@ impl Node {
             nqn,
         };
         let base = Base::open(&config.kubelet_dir)?;
+        if let Some(dir) = &config.udev_rules
+            && let Err(error) = udev::quiet(dir)
+        {
+            tracing::warn!(%error, "udevd reads every namespace in search of what it may hold: stages take longer");
+        }
         let devices = Devices::follow(&config.roots.sys, &config.roots.dev, &host.nqn)?;
         Ok(Arc::new(Self {
             config,

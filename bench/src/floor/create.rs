@@ -30,12 +30,11 @@ pub struct Wanted {
 
 /// A zvol, its device by uevent, a filesystem, and the configfs writes of an export.
 pub fn create(zfs: &Zfs, target: &Target, wanted: &Wanted) -> Result<Sample> {
-    let native = [("volmode", "dev"), ("snapdev", "hidden")];
     let spec = ZvolSpec {
         dataset: wanted.dataset.clone(),
         volsize: wanted.size,
         volblocksize: 16 << 10,
-        properties: native.map(|(k, v)| (k.to_owned(), v.to_owned())).to_vec(),
+        properties: Vec::new(),
         user_properties: Vec::new(),
     };
     let identity = Uuid::new_v4();

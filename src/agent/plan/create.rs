@@ -8,7 +8,7 @@ use super::{changes, mkfs};
 use crate::model::names;
 use crate::model::volume::{Volume, VolumeMode};
 
-/// The step that creates the zvol: with a device for itself and none for its snapshots.
+/// The step that creates the zvol.
 pub(super) fn step(volume: &Volume) -> Result<Act, Failure> {
     let spec = &volume.spec;
     let block = changes::block(volume)?;
@@ -33,16 +33,11 @@ pub(super) fn step(volume: &Volume) -> Result<Act, Failure> {
     })
 }
 
-/// The native properties besides sizes and what is reserved.
+/// The native properties besides sizes and what is reserved. How devices show (`volmode`, `snapdev`) the container says:
+/// set on the zvol, each would wait for a transaction group of its own.
 pub(super) fn native(volume: &Volume) -> Vec<(String, String)> {
-    let fixed = [
-        ("volmode", "dev".to_owned()),
-        ("snapdev", "hidden".to_owned()),
-    ];
-    let tuned = changes::tuned(&volume.spec.tuning);
-    fixed
+    changes::tuned(&volume.spec.tuning)
         .into_iter()
-        .chain(tuned)
         .filter(|(_, value)| !value.is_empty())
         .map(|(property, value)| (property.to_owned(), value))
         .collect()

@@ -231,11 +231,7 @@ fn the_one_create_says_whose_it_is() {
     assert_eq!(provisioning, Provisioning::Thin);
     assert_eq!(spec.dataset, "tank/csi/block/v");
     let pair = |k: &str, v: &str| (k.to_owned(), v.to_owned());
-    for expected in [
-        pair("volmode", "dev"),
-        pair("snapdev", "hidden"),
-        pair("compression", "zstd-fast-3"),
-    ] {
+    for expected in [pair("compression", "zstd-fast-3")] {
         assert!(spec.properties.contains(&expected), "{expected:?}");
     }
     assert!(

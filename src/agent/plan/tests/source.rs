@@ -149,7 +149,6 @@ fn rule_01_a_restored_volume_is_a_clone_with_its_sources_filesystem() {
         Format::record(FsType::Ext4, MADE),
         "never pending"
     );
-    assert_eq!(get(&spec.properties, "volmode"), "dev");
 }
 
 #[test]
