@@ -153,11 +153,24 @@ impl Calls {
                 }
                 Err(refusal) => (Err(refusal), Weight::Heavy),
             };
-            log(&outcome, weight, received.elapsed());
+            self.log(&outcome, weight, received.elapsed());
             outcome.map(Response::new).map_err(Status::from)
         }
         .instrument(span)
         .await
+    }
+
+    /// Logs once the answer is on its way: a pod's start does not wait for the log's reader.
+    fn log<T>(&self, outcome: &Result<T, Refusal>, weight: Weight, took: Duration) {
+        let (outcome, running) = (
+            outcome.as_ref().map(drop).map_err(Refusal::clone),
+            self.running.clone(),
+        );
+        let logged = async move {
+            let _running = running;
+            log(outcome, weight, took);
+        };
+        tokio::spawn(logged.instrument(Span::current()));
     }
 
     /// Runs the work in its own task: a client that goes away, or a kernel that does not answer, must not
@@ -217,17 +230,18 @@ enum Weight {
 }
 
 /// An error is logged once, here.
-fn log<T>(outcome: &Result<T, Refusal>, weight: Weight, took: Duration) {
+fn log(outcome: Result<(), Refusal>, weight: Weight, took: Duration) {
     let ms = took.as_secs_f64() * 1e3;
     match (outcome, weight) {
-        (Ok(_), Weight::Light) => tracing::debug!(ms, "done"),
-        (Ok(_), Weight::Heavy) => tracing::info!(ms, "done"),
+        (Ok(()), Weight::Light) => tracing::debug!(ms, "done"),
+        (Ok(()), Weight::Heavy) => tracing::info!(ms, "done"),
         (Err(refusal), _) => {
-            let code = Status::from(refusal.clone()).code();
+            let error = refusal.to_string();
+            let code = Status::from(refusal).code();
             if code == Code::Internal {
-                tracing::error!(ms, ?code, error = %refusal, "failed");
+                tracing::error!(ms, ?code, error, "failed");
             } else {
-                tracing::warn!(ms, ?code, error = %refusal, "refused");
+                tracing::warn!(ms, ?code, error, "refused");
             }
         }
     }

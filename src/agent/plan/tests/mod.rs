@@ -231,9 +231,8 @@ fn the_one_create_says_whose_it_is() {
     assert_eq!(provisioning, Provisioning::Thin);
     assert_eq!(spec.dataset, "tank/csi/block/v");
     let pair = |k: &str, v: &str| (k.to_owned(), v.to_owned());
-    for expected in [pair("compression", "zstd-fast-3")] {
-        assert!(spec.properties.contains(&expected), "{expected:?}");
-    }
+    let tuned = pair("compression", "zstd-fast-3");
+    assert!(spec.properties.contains(&tuned), "{:?}", spec.properties);
     assert!(
         !spec.properties.iter().any(|(k, _)| k == "refreservation"),
         "thin"
