@@ -12,6 +12,7 @@ use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Response, Status};
 use zvolt_proto::csi::controller_client::ControllerClient;
+use zvolt_proto::csi::identity_client::IdentityClient;
 use zvolt_proto::csi::node_client::NodeClient;
 use zvolt_proto::csi::volume_capability::access_mode::Mode;
 use zvolt_proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
@@ -130,6 +131,14 @@ impl Driver {
         self.call(client.node_unstage_volume(unstage))?;
         let calls = ["NodeUnpublishVolume", "NodeUnstageVolume"];
         self.with_steps(watch.stop(Side::Driver, "detach"), &volume.id, &calls)
+    }
+
+    /// Probe: what a call costs that does nothing.
+    pub fn probe(&self) -> Result<Sample> {
+        let mut client = IdentityClient::new(self.channel.clone());
+        let watch = Watch::start();
+        self.call(client.probe(request(csi::ProbeRequest {})))?;
+        Ok(watch.stop(Side::Driver, "empty call"))
     }
 
     /// ControllerPublishVolume.

@@ -39,7 +39,8 @@ pub fn run(job: &Job) -> Result<()> {
             let mut sides: [Play<'_>; 4] = [
                 &mut || {
                     quiet.set(true)?;
-                    Ok(by_driver(&driver, volume)?.into())
+                    let [attached, detached] = by_driver(&driver, volume)?;
+                    Ok(vec![attached, detached, driver.probe()?])
                 },
                 &mut || {
                     quiet.set(true)?;
