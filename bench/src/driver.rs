@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Response, Status};
 use zvolt_proto::csi::controller_client::ControllerClient;
@@ -78,7 +79,7 @@ impl Driver {
     fn call<T>(&self, reply: impl Future<Output = Result<Response<T>, Status>>) -> Result<T> {
         match self.runtime.block_on(reply) {
             Ok(reply) => Ok(reply.into_inner()),
-            Err(status) => bail!("{:?}: {}", status.code(), status.message()),
+            Err(status) => Err(failed(status)),
         }
     }
 
@@ -92,27 +93,24 @@ impl Driver {
 
     /// NodeStageVolume, NodePublishVolume.
     pub fn attach(&self, volume: &Volume) -> Result<Sample> {
-        let stage = request(csi::NodeStageVolumeRequest {
-            volume_id: volume.id.clone(),
-            publish_context: volume.context.clone(),
-            staging_target_path: text(&volume.staging()),
-            volume_capability: capability(&volume.fs_type),
-            ..Default::default()
-        });
-        let publish = request(csi::NodePublishVolumeRequest {
-            volume_id: volume.id.clone(),
-            publish_context: volume.context.clone(),
-            staging_target_path: text(&volume.staging()),
-            target_path: text(&volume.target()),
-            volume_capability: capability(&volume.fs_type),
-            ..Default::default()
-        });
-        let mut client = self.node();
-        let watch = Watch::start();
-        self.call(client.node_stage_volume(stage))?;
-        self.call(client.node_publish_volume(publish))?;
+        let sample = self.runtime.block_on(attach(self.node(), volume.clone()))?;
         let calls = ["NodeStageVolume", "NodePublishVolume"];
-        self.with_steps(watch.stop(Side::Driver, "attach"), &volume.id, &calls)
+        self.with_steps(sample, &volume.id, &calls)
+    }
+
+    /// The same of all these at once; a sample for each.
+    pub fn attach_all(&self, volumes: &[Volume]) -> Result<Vec<Sample>> {
+        let mut calls = JoinSet::new();
+        for volume in volumes {
+            calls.spawn_on(attach(self.node(), volume.clone()), self.runtime.handle());
+        }
+        self.runtime.block_on(async {
+            let mut samples = Vec::new();
+            while let Some(done) = calls.join_next().await {
+                samples.push(done??);
+            }
+            Ok(samples)
+        })
     }
 
     /// NodeUnpublishVolume, NodeUnstageVolume.
@@ -255,6 +253,32 @@ impl Driver {
         }
         bail!("the driver's journal has no {missing}, which it has just done")
     }
+}
+
+async fn attach(mut client: NodeClient<Channel>, volume: Volume) -> Result<Sample> {
+    let stage = request(csi::NodeStageVolumeRequest {
+        volume_id: volume.id.clone(),
+        publish_context: volume.context.clone(),
+        staging_target_path: text(&volume.staging()),
+        volume_capability: capability(&volume.fs_type),
+        ..Default::default()
+    });
+    let publish = request(csi::NodePublishVolumeRequest {
+        volume_id: volume.id.clone(),
+        publish_context: volume.context.clone(),
+        staging_target_path: text(&volume.staging()),
+        target_path: text(&volume.target()),
+        volume_capability: capability(&volume.fs_type),
+        ..Default::default()
+    });
+    let watch = Watch::start();
+    client.node_stage_volume(stage).await.map_err(failed)?;
+    client.node_publish_volume(publish).await.map_err(failed)?;
+    Ok(watch.stop(Side::Driver, "attach"))
+}
+
+fn failed(status: Status) -> anyhow::Error {
+    anyhow!("{:?}: {}", status.code(), status.message())
 }
 
 fn request<T>(message: T) -> Request<T> {

@@ -34,6 +34,13 @@ pub enum Work {
     },
     /// The same by the driver alone.
     Driver(Volume),
+    /// Stage and publish so many of them at once, for each number, by the driver and by bare system calls.
+    AtOnce {
+        /// The volumes.
+        volumes: Vec<Volume>,
+        /// The numbers.
+        numbers: Vec<usize>,
+    },
     /// Export these zvols in one subsystem, by bare configfs writes alone, and take the exports away.
     Export {
         /// Their devices.

@@ -32,10 +32,10 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// The same work by a connection that was there already.
+    /// The same work under another name.
     #[must_use]
-    pub fn warm(mut self) -> Self {
-        self.what.insert_str(0, "warm ");
+    pub fn called(mut self, what: &str) -> Self {
+        what.clone_into(&mut self.what);
         self
     }
 }

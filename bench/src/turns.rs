@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 use zvolt_kernel::nvme::{self, HostIdentity};
@@ -21,82 +22,21 @@ const QUEUES: u32 = 4;
 
 /// Does the job, and prints a sample a line.
 pub fn run(job: &Job) -> Result<()> {
-    let driver = match &job.work {
-        Work::Export { zvols } => {
-            let nvmet = Target::at(NVMET);
-            return rounds(job.rounds, &mut [&mut || target::export(&nvmet, zvols)]);
-        }
-        _ => Driver::connect(&job.socket)?,
-    };
+    let driver = || Driver::connect(&job.socket);
+    let many = job.rounds;
     match &job.work {
-        Work::Export { .. } => Ok(()), // done, without a driver
-        Work::Remote { volume, warm } => {
-            // Who the driver is to the target shows while it has the volume.
-            attach(volume, || driver.attach(volume))?;
-            let host = host_of(volume)?;
-            detach(|| driver.detach(volume))?;
-            let quiet = Quiet::take();
-            let mut sides: [Play<'_>; 4] = [
-                &mut || {
-                    quiet.set(true)?;
-                    let [attached, detached] = by_driver(&driver, volume)?;
-                    Ok(vec![attached, detached, driver.probe()?])
-                },
-                &mut || {
-                    quiet.set(true)?;
-                    match warm {
-                        Some(volume) => Ok(by_driver(&driver, volume)?.map(Sample::warm).into()),
-                        None => Ok(Vec::new()),
-                    }
-                },
-                &mut || {
-                    quiet.set(false)?;
-                    let (sample, controller) =
-                        attach(volume, || attach::remote(volume, &host, QUEUES))?;
-                    Ok(vec![
-                        sample,
-                        detach(|| attach::detach(volume, Some(&controller)))?,
-                    ])
-                },
-                &mut || {
-                    quiet.set(false)?;
-                    let sample = attach(volume, || baseline::attach(volume, &host))?;
-                    Ok(vec![sample, detach(|| baseline::detach(volume))?])
-                },
-            ];
-            rounds(job.rounds, &mut sides)?;
-            quiet.set(true)
+        Work::Remote { volume, warm } => remote(&driver()?, many, volume, warm.as_ref()),
+        Work::AtOnce { volumes, numbers } => numbers_at_once(&driver()?, many, volumes, numbers),
+        Work::Driver(volume) => {
+            let driver = driver()?;
+            rounds(many, &mut [&mut || Ok(by_driver(&driver, volume)?.into())])
         }
-        Work::Driver(volume) => rounds(
-            job.rounds,
-            &mut [&mut || Ok(by_driver(&driver, volume)?.into())],
-        ),
-        Work::Local(volume) => rounds(
-            job.rounds,
-            &mut [&mut || Ok(by_driver(&driver, volume)?.into()), &mut || {
-                let sample = attach(volume, || attach::local(volume))?;
-                Ok(vec![sample, detach(|| attach::detach(volume, None))?])
-            }],
-        ),
+        Work::Local(volume) => local(&driver()?, many, volume),
         Work::Admit {
             volume,
             node,
             host_nqn,
-        } => {
-            let nvmet = Target::at(NVMET);
-            rounds(
-                job.rounds,
-                &mut [
-                    &mut || {
-                        Ok(vec![
-                            driver.admit(volume, node)?,
-                            driver.expel(volume, node)?,
-                        ])
-                    },
-                    &mut || target::admit_to_scratch(&nvmet, host_nqn),
-                ],
-            )
-        }
+        } => admit(&driver()?, many, volume, (node, host_nqn)),
         Work::Create {
             pool,
             size,
@@ -104,26 +44,110 @@ pub fn run(job: &Job) -> Result<()> {
             port,
         } => {
             let wanted = wanted(pool, *size, fs_type, *port)?;
-            let (zfs, nvmet) = (Zfs::load()?, Target::at(NVMET));
-            rounds(
-                job.rounds,
-                &mut [
-                    &mut || {
-                        let (created, id) =
-                            driver.create("pvc-bench-made", pool, *size, fs_type)?;
-                        baseline::settle()?;
-                        Ok(vec![created, driver.delete(&id)?])
-                    },
-                    &mut || {
-                        let created = create::create(&zfs, &nvmet, &wanted)?;
-                        // udevd looks at what mkfs has closed: the floor has no retry for a zvol that is open.
-                        baseline::settle()?;
-                        Ok(vec![created, create::delete(&zfs, &nvmet, &wanted)?])
-                    },
-                ],
-            )
+            create_and_delete(&driver()?, many, pool, fs_type, &wanted)
+        }
+        Work::Export { zvols } => {
+            let nvmet = Target::at(NVMET);
+            rounds(many, &mut [&mut || target::export(&nvmet, zvols)])
         }
     }
+}
+
+fn remote(driver: &Driver, many: u32, volume: &Volume, warm: Option<&Volume>) -> Result<()> {
+    let host = host_of(driver, volume)?;
+    let quiet = Quiet::take();
+    let mut cold = || {
+        quiet.set(true)?;
+        let [attached, detached] = by_driver(driver, volume)?;
+        Ok(vec![attached, detached, driver.probe()?])
+    };
+    let mut warm = || {
+        let Some(volume) = warm else {
+            return Ok(Vec::new());
+        };
+        quiet.set(true)?;
+        let [attached, detached] = by_driver(driver, volume)?;
+        Ok(vec![
+            attached.called("warm attach"),
+            detached.called("warm detach"),
+        ])
+    };
+    let mut floor = || {
+        quiet.set(false)?;
+        let (sample, controller) = attach(volume, || attach::remote(volume, &host, QUEUES))?;
+        let detached = detach(|| attach::detach(volume, Some(&controller)))?;
+        Ok(vec![sample, detached])
+    };
+    let mut children = || {
+        quiet.set(false)?;
+        let sample = attach(volume, || baseline::attach(volume, &host))?;
+        Ok(vec![sample, detach(|| baseline::detach(volume))?])
+    };
+    rounds(many, &mut [&mut cold, &mut warm, &mut floor, &mut children])?;
+    quiet.set(true)
+}
+
+fn numbers_at_once(
+    driver: &Driver,
+    many: u32,
+    volumes: &[Volume],
+    numbers: &[usize],
+) -> Result<()> {
+    let host = host_of(driver, volumes.first().context("no volume")?)?;
+    for number in numbers {
+        let some = volumes.get(..*number).context("too few volumes")?;
+        let mut driver = || by_driver_at_once(driver, some);
+        let mut floor = || by_floor_at_once(some, &host);
+        rounds(many, &mut [&mut driver, &mut floor])?;
+    }
+    Ok(())
+}
+
+fn local(driver: &Driver, many: u32, volume: &Volume) -> Result<()> {
+    let mut driver = || Ok(by_driver(driver, volume)?.into());
+    let mut floor = || {
+        let sample = attach(volume, || attach::local(volume))?;
+        Ok(vec![sample, detach(|| attach::detach(volume, None))?])
+    };
+    rounds(many, &mut [&mut driver, &mut floor])
+}
+
+fn admit(
+    driver: &Driver,
+    many: u32,
+    volume: &Volume,
+    (node, host_nqn): (&str, &str),
+) -> Result<()> {
+    let nvmet = Target::at(NVMET);
+    let mut driver = || {
+        let admitted = driver.admit(volume, node)?;
+        Ok(vec![admitted, driver.expel(volume, node)?])
+    };
+    let mut floor = || target::admit_to_scratch(&nvmet, host_nqn);
+    rounds(many, &mut [&mut driver, &mut floor])
+}
+
+fn create_and_delete(
+    driver: &Driver,
+    many: u32,
+    pool: &str,
+    fs_type: &str,
+    wanted: &create::Wanted,
+) -> Result<()> {
+    let (zfs, nvmet) = (Zfs::load()?, Target::at(NVMET));
+    // udevd looks at what mkfs has closed: the floor has no retry for a zvol that is open.
+    let mut driver = || {
+        let (created, id) = driver.create("pvc-bench-made", pool, wanted.size, fs_type)?;
+        Ok(vec![created, detach(|| driver.delete(&id))?])
+    };
+    let mut floor = || {
+        let created = create::create(&zfs, &nvmet, wanted)?;
+        Ok(vec![
+            created,
+            detach(|| create::delete(&zfs, &nvmet, wanted))?,
+        ])
+    };
+    rounds(many, &mut [&mut driver, &mut floor])
 }
 
 /// What the driver has told udevd. The other sides have it as it is without.
@@ -181,6 +205,42 @@ fn by_driver(driver: &Driver, volume: &Volume) -> Result<[Sample; 2]> {
     Ok([sample, detach(|| driver.detach(volume))?])
 }
 
+fn by_driver_at_once(driver: &Driver, volumes: &[Volume]) -> Result<Vec<Sample>> {
+    volumes.iter().try_for_each(prepare)?;
+    let samples = driver.attach_all(volumes)?;
+    for volume in volumes {
+        driver.detach(volume)?;
+    }
+    Ok(at_once(samples))
+}
+
+fn by_floor_at_once(volumes: &[Volume], host: &HostIdentity) -> Result<Vec<Sample>> {
+    volumes.iter().try_for_each(prepare)?;
+    let attached = thread::scope(|scope| {
+        let threads: Vec<_> = volumes
+            .iter()
+            .map(|volume| scope.spawn(|| attach::remote(volume, host, QUEUES)))
+            .collect();
+        let joined = threads.into_iter().map(|t| match t.join() {
+            Ok(done) => done,
+            Err(_) => bail!("a thread panicked"),
+        });
+        joined.collect::<Result<Vec<_>>>()
+    })?;
+    let mut samples = Vec::new();
+    for (volume, (sample, controller)) in volumes.iter().zip(attached) {
+        samples.push(sample);
+        attach::detach(volume, Some(&controller))?;
+    }
+    Ok(at_once(samples))
+}
+
+/// Called by how many there were.
+fn at_once(samples: Vec<Sample>) -> Vec<Sample> {
+    let what = format!("attach x{}", samples.len());
+    samples.into_iter().map(|s| s.called(&what)).collect()
+}
+
 /// A stage and publish, with what an orchestrator makes before it.
 fn attach<T>(volume: &Volume, act: impl FnOnce() -> Result<T>) -> Result<T> {
     prepare(volume)?;
@@ -202,16 +262,16 @@ fn prepare(volume: &Volume) -> Result<()> {
     Ok(())
 }
 
-/// Who the driver is to the target: its controller says it.
-fn host_of(volume: &Volume) -> Result<HostIdentity> {
-    let controllers = nvme::controllers(Path::new("/sys"))?;
-    let Some(found) = controllers
-        .into_iter()
-        .find(|c| c.subsystem_nqn == volume.nqn)
-    else {
+/// Who the driver is to the target: its controller says it, while it has the volume.
+fn host_of(driver: &Driver, volume: &Volume) -> Result<HostIdentity> {
+    attach(volume, || driver.attach(volume))?;
+    let mut controllers = nvme::controllers(Path::new("/sys"))?;
+    controllers.retain(|c| c.subsystem_nqn == volume.nqn);
+    let Some(found) = controllers.pop() else {
         bail!("the driver has staged {} without a controller", volume.id);
     };
     let id = fs::read_to_string(format!("/sys/class/nvme/{}/hostid", found.name))?;
+    detach(|| driver.detach(volume))?;
     Ok(HostIdentity {
         nqn: found.host_nqn,
         id: id.trim().parse()?,

@@ -74,7 +74,8 @@ Needs root and the module nvme-tcp.")]
     #[command(after_help = "\
 Examples:
     zvolt trace
-    zvolt trace pvc-9f4e8c1a-3c75-4d1b-8a57-0d2f6b1f7f10 --output json")]
+    zvolt trace pvc-9f4e8c1a-3c75-4d1b-8a57-0d2f6b1f7f10 --output json
+    zvolt trace --overhead")]
     Trace(trace::Options),
 }
 

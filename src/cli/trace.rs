@@ -1,6 +1,8 @@
 //! `zvolt trace`: what the process behind a socket did last, and how long each step took.
 
+use std::convert::Infallible;
 use std::io::Write;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -14,12 +16,12 @@ use super::waterfall;
 use crate::csi::socket::Endpoint;
 use crate::csi::trace::from_proto;
 use crate::model::names;
-use crate::ops::Operation;
+use crate::ops::{Journal, Operation, Timeline};
 
 /// An answer may be long: a full journal is a few hundred KiB.
 const LONGEST_ANSWER: usize = 64 << 20;
 /// How long the process behind the socket may take.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What to show.
 #[derive(Debug, Args)]
@@ -38,6 +40,9 @@ pub(super) struct Options {
     /// At most so many operations, the newest; 0 shows all that are kept
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit: u32,
+    /// Ask nobody: measure what the timeline itself costs on this machine, in nanoseconds a step
+    #[arg(long, conflicts_with_all = ["volume", "limit"])]
+    overhead: bool,
     /// How to show them; times in JSON are nanoseconds
     #[arg(long, short, value_enum, default_value = "table")]
     output: Output,
@@ -61,20 +66,44 @@ fn volume(text: &str) -> Result<String, &'static str> {
 
 /// Asks, and prints the answer.
 pub(super) fn run(options: &Options) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let operations = runtime.block_on(ask(options))?;
-    let text = match options.output {
-        Output::Json => serde_json::to_string_pretty(&operations)? + "\n",
-        Output::Table if operations.is_empty() => "no operations yet\n".to_owned(),
-        Output::Table => waterfall::render(&operations),
+    let text = match options.overhead {
+        true => format!("{}\n", overhead().as_nanos()),
+        false => last(options)?,
     };
     match std::io::stdout().write_all(text.as_bytes()) {
         // `zvolt trace | head` is fine.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("standard output"),
     }
+}
+
+/// The last operations of the process behind the socket.
+fn last(options: &Options) -> Result<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let operations = runtime.block_on(ask(options))?;
+    Ok(match options.output {
+        Output::Json => serde_json::to_string_pretty(&operations)? + "\n",
+        Output::Table if operations.is_empty() => "no operations yet\n".to_owned(),
+        Output::Table => waterfall::render(&operations),
+    })
+}
+
+/// What a step costs that does nothing, with its share of its operation's beginning and end.
+fn overhead() -> Duration {
+    const OPERATIONS: u32 = 10_000;
+    const STEPS: u32 = 10;
+    let journal = Journal::new(64);
+    let begin = Instant::now();
+    for _ in 0..OPERATIONS {
+        let mut timeline = Timeline::start("overhead", "pvc-overhead", Some(&journal));
+        for _ in 0..STEPS {
+            let _ = timeline.step("nothing", || Ok::<_, Infallible>(()));
+        }
+        timeline.finish(Ok(()));
+    }
+    begin.elapsed() / (OPERATIONS * STEPS)
 }
 
 async fn ask(options: &Options) -> Result<Vec<Operation>> {

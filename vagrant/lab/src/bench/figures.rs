@@ -269,6 +269,12 @@ pub(super) fn figures(all: &[Distribution], taken: &Taken) -> Result<Vec<Figure>
     };
     let idle = "resident memory of an idle node".to_owned();
     figures.push(memory(idle, taken.resident, 12.0));
+    figures.push(Figure {
+        name: "a step of the timeline, not emulated".into(),
+        value: f64::from(u32::try_from(taken.timeline).unwrap_or(u32::MAX)) / 1000.0,
+        bar: 1.0,
+        unit: "µs",
+    });
     if let Some(scale) = &taken.scale {
         let many = scale.volumes;
         let staged = format!("resident memory of a node with {many} staged");
@@ -327,8 +333,7 @@ mod tests {
             let cases = vec![("ext4".into(), samples)];
             let all = distributions(&Taken {
                 cases,
-                resident: 0,
-                scale: None,
+                ..Taken::default()
             })
             .unwrap();
             assert_eq!(sum(&all, &of, Quantile::P99).unwrap().is_some(), told);

@@ -17,15 +17,22 @@ pub(super) const PROGRAM: &str = "/usr/local/bin/zvolt-bench";
 /// The consumer.
 pub(super) const NODE: &str = "node0";
 
+/// How many pods start at the same time.
+const AT_ONCE: [usize; 3] = [1, 8, 32];
+/// How often they do.
+const ROUNDS_AT_ONCE: u32 = 5;
+
 /// All that was measured: samples by case.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
-    /// `ext4`, `xfs`, `raw`, `local`, `admit`, `create`, and those of [`Scale`].
+    /// `ext4`, `xfs`, `raw`, `local`, `admit`, `at once`, `create`, and those of [`Scale`].
     pub(super) cases: Vec<(String, Vec<Sample>)>,
     /// What was found with many volumes.
     pub(super) scale: Option<Scale>,
     /// Resident bytes of the node's driver with nothing staged.
     pub(super) resident: u64,
+    /// Nanoseconds that the timeline itself costs a step, on this machine and not emulated.
+    pub(super) timeline: u64,
 }
 
 /// Runs every job and leaves the machines clean.
@@ -99,6 +106,9 @@ impl Bench<'_> {
                 self.controller.delete(id)?;
             }
         }
+        if self.effort.whole {
+            taken.cases.push(("at once".into(), self.at_once()?));
+        }
         let samples = progress::part("create and delete", || {
             let work = Work::Create {
                 pool: "tank".into(),
@@ -110,6 +120,32 @@ impl Bench<'_> {
         })?;
         taken.cases.push(("create".into(), samples));
         Ok(())
+    }
+
+    /// Many pods that start at the same time.
+    fn at_once(&self) -> Result<Vec<Sample>> {
+        let most = AT_ONCE.iter().max().copied().unwrap_or_default();
+        let mut volumes = Vec::new();
+        progress::part(&format!("making {most} volumes"), || {
+            for n in 0..most {
+                let wanted = Wanted::named(&format!("pvc-bench-{n}"));
+                let id = self.controller.create(&wanted)?.volume_id;
+                volumes.push(self.admitted(&id, "ext4", NODE)?);
+            }
+            Ok(())
+        })?;
+        let samples = progress::part(&format!("stage and publish, {AT_ONCE:?} at once"), || {
+            let work = Work::AtOnce {
+                volumes: volumes.clone(),
+                numbers: AT_ONCE.to_vec(),
+            };
+            self.job(NODE, ROUNDS_AT_ONCE, work)
+        })?;
+        for volume in volumes {
+            self.controller.controller_unpublish(&volume.id, NODE)?;
+            self.controller.delete(&volume.id)?;
+        }
+        Ok(samples)
     }
 
     /// What is done on the storage host with a volume.

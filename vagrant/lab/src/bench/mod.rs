@@ -10,9 +10,11 @@ mod scale;
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::machine::Spec;
 use crate::tiers::release;
 use crate::{Lab, machines, progress};
 
@@ -53,7 +55,8 @@ impl Effort {
 pub fn run(effort: Effort) -> Result<Report> {
     let driver = release("zvolt")?;
     let program = release("zvolt-bench")?;
-    crate::tiers::with_lab(&machines(1, 1), |lab| {
+    let timeline = overhead(&driver)?;
+    crate::tiers::with_lab(&two(), |lab| {
         progress::part(
             "copying the driver and the benchmark to the machines",
             || {
@@ -61,9 +64,30 @@ pub fn run(effort: Effort) -> Result<Report> {
                 crate::tiers::install_everywhere(lab, &program, measure::PROGRAM)
             },
         )?;
-        let taken = measure::all(lab, effort)?;
+        let mut taken = measure::all(lab, effort)?;
+        taken.timeline = timeline;
         Report::new(lab, effort, &taken)
     })
+}
+
+/// A storage host and a consumer. Nodes have more CPUs than one: with one, the driver, udevd and the kernel's own threads
+/// wait for each other.
+fn two() -> Vec<Spec> {
+    let mut machines = machines(1, 1);
+    for machine in &mut machines {
+        machine.cpus = 2;
+        machine.memory = 2048;
+    }
+    machines
+}
+
+/// What the driver says that its timeline costs, here and not in an emulated machine.
+fn overhead(driver: &Path) -> Result<u64> {
+    let output = Command::new(driver).args(["trace", "--overhead"]).output();
+    let output = output.with_context(|| format!("start {}", driver.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let nanos = text.trim().parse();
+    nanos.with_context(|| format!("zvolt trace --overhead said {text:?}"))
 }
 
 /// Writes the report's files into a folder: `report.json`, `report.md` and the plots.
