@@ -166,6 +166,9 @@ pub enum Accelerator {
     Kvm(String),
     /// QEMU's software emulation.
     Tcg,
+    /// The same with a clock that counts instructions, a nanosecond each: what a program takes is the same in each run,
+    /// and nothing costs more for being emulated; what it waits for takes as long as it does.
+    Counted,
 }
 
 impl fmt::Display for Accelerator {
@@ -173,32 +176,44 @@ impl fmt::Display for Accelerator {
         match self {
             Self::Kvm(cpu) => write!(f, "KVM (-cpu {cpu})"),
             Self::Tcg => write!(f, "software emulation (TCG)"),
+            Self::Counted => write!(
+                f,
+                "software emulation, a nanosecond an instruction (TCG, -icount)"
+            ),
         }
     }
 }
 
 impl Accelerator {
     fn arguments(&self) -> Vec<String> {
-        let (accelerator, cpu) = match self {
-            Self::Kvm(cpu) => ("kvm", cpu.as_str()),
-            // Page tables of five levels make each walk longer; "fast" byte strings are emulated byte by
-            // byte, and the kernel would use them to copy.
-            Self::Tcg => ("tcg,thread=multi", "max,la57=off,erms=off,fsrm=off"),
+        // Page tables of five levels make each walk longer; "fast" byte strings are emulated byte by byte, and the kernel
+        // would use them to copy.
+        let emulated = "max,la57=off,erms=off,fsrm=off";
+        let words: &[&str] = match self {
+            Self::Kvm(cpu) => &["-accel", "kvm", "-cpu", cpu],
+            Self::Tcg => &["-accel", "tcg,thread=multi", "-cpu", emulated],
+            Self::Counted => &[
+                "-accel",
+                "tcg,thread=single",
+                "-cpu",
+                emulated,
+                "-icount",
+                "shift=0,sleep=on",
+            ],
         };
-        ["-accel", accelerator, "-cpu", cpu]
-            .map(str::to_owned)
-            .to_vec()
+        words.iter().map(|&word| word.to_owned()).collect()
     }
 
     /// KVM where it really runs the image's kernel up to its first process, with the first `-cpu` that
-    /// does; else software emulation. `ZVOLT_LAB_ACCEL` (`kvm`, `tcg`) decides without asking KVM, or
-    /// makes its failure an error.
+    /// does; else software emulation. `ZVOLT_LAB_ACCEL` (`kvm`, `tcg`, `icount`) decides without asking KVM,
+    /// or makes its failure an error.
     pub fn choose(image: &Image) -> Result<Self> {
         let asked = env::var("ZVOLT_LAB_ACCEL").unwrap_or_default();
         match asked.as_str() {
             "tcg" => return Ok(Self::Tcg),
+            "icount" => return Ok(Self::Counted),
             "" | "kvm" => {}
-            other => bail!("ZVOLT_LAB_ACCEL is {other:?}; it can be kvm or tcg"),
+            other => bail!("ZVOLT_LAB_ACCEL is {other:?}; it can be kvm, tcg or icount"),
         }
         let mut why = Vec::new();
         if Path::new("/dev/kvm").exists() {

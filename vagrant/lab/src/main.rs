@@ -30,7 +30,7 @@ use zvolt_lab::{
                   sudo -n. Leaves nothing behind but the cached image.",
     after_help = "Environment:\n  \
                   ZVOLT_LAB_RUN     run folder of the lab (default: one for each user); several labs can run at once\n  \
-                  ZVOLT_LAB_ACCEL   kvm or tcg, instead of trying\n  \
+                  ZVOLT_LAB_ACCEL   kvm, tcg or icount (a clock that counts instructions), instead of trying\n  \
                   ZVOLT_LAB_MIRROR  Debian mirror to build the image from\n  \
                   ZVOLT_LAB_ATTACH  pooled: tests of the driver make such volumes where they do not say which\n\n\
                   Exit status: 0 done; 1 failed, or a test failed or did not run; 2 wrong usage;\n\
