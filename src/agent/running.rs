@@ -37,7 +37,7 @@ impl Running {
 
     pub(super) fn finish(self, outcome: Result<(), String>, journal: &Journal) {
         let Some(name) = self.operation else { return };
-        let mut operation = self.timeline.finish(outcome);
+        let mut operation = self.timeline.end(outcome);
         operation.name = Cow::Borrowed(name);
         // The look that finds nothing left to do is no part of it: it ended with its last act.
         while operation

@@ -93,7 +93,7 @@ mod tests {
         let mut timeline = Timeline::start("Test", "pvc-1", None);
         let _ = timeline.step("fine", || Ok::<_, String>(()));
         let _ = timeline.step("not", || Err::<(), _>("no"));
-        let operation = timeline.finish(Err("no".into()));
+        let operation = timeline.end(Err("no".into()));
         assert_eq!(from_proto(to_proto(operation.clone())), operation);
     }
 }

@@ -82,7 +82,7 @@ mod tests {
             |s| if s.0 == "b" { Err("no") } else { Ok(()) },
         );
         assert_eq!(stopped.unwrap_err().to_string(), "b: no");
-        let operation = timeline.finish(Err("no".into()));
+        let operation = timeline.end(Err("no".into()));
         let names: Vec<_> = operation.steps.iter().map(|s| s.name.as_ref()).collect();
         assert_eq!(names, ["a", "b"]);
         assert_eq!(operation.steps[1].error.as_deref(), Some("no"));

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::fault::{self, Side};
 
 /// One finished operation. Times are nanoseconds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Operation {
     /// `CreateVolume`, `NodeStageVolume`, `agent.reconcile`, …
@@ -117,14 +117,21 @@ impl Timeline {
         }
     }
 
-    /// Ends the operation, keeps it in the journal, and gives it back.
-    pub fn finish(mut self, outcome: Result<(), String>) -> Operation {
+    /// Ends the operation and keeps it in the journal.
+    pub fn finish(mut self, outcome: Result<(), String>) {
+        let journal = self.journal.take();
+        let operation = self.end(outcome);
+        if let Some(journal) = journal {
+            journal.push(operation);
+        }
+    }
+
+    /// Ends the operation and gives it to the caller, who keeps it.
+    pub fn end(mut self, outcome: Result<(), String>) -> Operation {
+        self.journal = None;
         self.operation.total = nanos(self.began.elapsed());
         self.operation.error = outcome.err();
-        if let Some(journal) = self.journal.take() {
-            journal.push(self.operation.clone());
-        }
-        self.operation.clone()
+        std::mem::take(&mut self.operation)
     }
 }
 
