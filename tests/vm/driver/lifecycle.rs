@@ -59,6 +59,27 @@ fn writes_larger_than_the_target_takes_at_once_arrive() {
     fleet.assert_clean();
 }
 
+/// C-16, C-110: what udev does not read, LVM and multipathd do not take.
+#[test]
+fn udev_leaves_our_namespaces_alone() {
+    let fleet = Fleet::fresh();
+    let vm = fleet.vm("node0");
+    let volume = fleet.create(&Wanted::named("pvc-quiet"));
+    volume.bring_to("node0");
+    // udevd reads new rules within some seconds; here it is told to.
+    let told = vm.ok(
+        "udevadm control --reload && udevadm trigger --settle /dev/nvme*n1 && \
+         udevadm info --query=property /dev/nvme*n1",
+    );
+    let told = told.unwrap();
+    let flag = "UDEV_DISABLE_PERSISTENT_STORAGE_RULES_FLAG=1";
+    assert!(told.contains(flag), "{told}");
+    assert!(!told.contains("ID_FS_TYPE"), "it was read: {told}");
+    volume.take_from("node0");
+    volume.delete();
+    fleet.assert_clean();
+}
+
 #[test]
 fn every_call_repeated_is_fine() {
     let fleet = Fleet::fresh();
