@@ -143,9 +143,10 @@ impl Journey<'_> {
         readonly: bool,
     ) -> Result<(), Status> {
         let target = self.target();
+        let (parent, _) = target.rsplit_once('/').unwrap();
         self.fleet
             .vm(node)
-            .ok(&format!("mkdir -p $(dirname {target})"))
+            .ok(&format!("mkdir -p {parent}"))
             .unwrap();
         self.fleet.nodes[node].publish(
             &self.id,

@@ -1,6 +1,8 @@
 //! The driver on the lab's machines: started, killed and stopped as an init system would, and what
 //! it leaves behind.
 
+use std::thread;
+
 use anyhow::{Context, Result, bail};
 
 use crate::orchestrator::Csi;
@@ -160,9 +162,10 @@ impl<'a> Member<'a> {
 
     /// Whether the process lives, was started with these arguments, and is the program that is installed now.
     pub fn is_running_as_told(&self) -> Result<bool> {
-        let running = self
-            .vm
-            .run(&format!("p=$(pgrep -x zvolt) && [ \"$(readlink /proc/$p/exe)\" = {DRIVER} ] && tr '\\0' ' ' < /proc/$p/cmdline"))?;
+        let running = self.vm.run(&format!(
+            "{{ read -r p < /sys/fs/cgroup/system.slice/{UNIT}.service/cgroup.procs; }} 2>/dev/null && \
+             [[ /proc/$p/exe -ef {DRIVER} ]] && mapfile -d '' -t words < /proc/$p/cmdline && echo \"${{words[*]}}\""
+        ))?;
         Ok(running.status == 0 && running.stdout.trim() == self.command())
     }
 
@@ -198,31 +201,49 @@ pub fn warm(vm: &Vm) -> Result<Vec<String>> {
 
 /// What is left of volumes on a machine, one line each: nothing, when all was cleaned up and nothing is kept [`warm`].
 pub fn leftovers(vm: &Vm) -> Result<Vec<String>> {
+    // The shell's own words: where instructions are emulated, each program that is started costs a test much.
     let script = format!(
-        "{{ zfs list -H -o name -r -t all tank 2>/dev/null | grep -E '^tank/csi/(block|deleted)/' | sed 's/^/dataset /'; \
-         ls /sys/kernel/config/nvmet/subsystems 2>/dev/null | sed 's/^/subsystem /'; \
-         ls -d /sys/kernel/config/nvmet/subsystems/*/namespaces/* 2>/dev/null | cut -d/ -f7- | sed 's/^/namespace /'; \
-         ls /sys/kernel/config/nvmet/hosts 2>/dev/null | sed 's/^/host /'; \
-         ls /sys/class/nvme 2>/dev/null | sed 's/^/controller /'; \
-         ls /sys/block | grep -E '^nvme[0-9]+n' | sed 's/^/device /'; \
-         grep -F ' {KUBELET}/' /proc/self/mountinfo | cut -d' ' -f5 | sed 's/^/mount /'; \
-         find {KUBELET}/pods -mindepth 1 \\( -name mount -o -type f \\) 2>/dev/null | sed 's/^/target /'; \
-         ls {STORE}/volumes {STORE}/snapshots 2>/dev/null | grep json | sed 's/^/object /'; }} || true"
+        "shopt -s nullglob globstar; \
+         if [[ -e /dev/zfs ]]; then \
+           while read -r d; do [[ $d =~ ^tank/csi/(block|deleted)/ ]] && echo \"dataset $d\"; done \
+             < <(zfs list -H -o name -r -t all tank 2>/dev/null); \
+         fi; \
+         cd /sys/kernel/config/nvmet 2>/dev/null && {{ \
+           for s in subsystems/*; do echo \"subsystem ${{s#*/}}\"; done; \
+           for n in subsystems/*/namespaces/*; do echo \"namespace ${{n#*/}}\"; done; \
+           for h in hosts/*; do echo \"host ${{h#*/}}\"; done; }}; \
+         for c in /sys/class/nvme/*; do echo \"controller ${{c##*/}}\"; done; \
+         for d in /sys/block/nvme*; do [[ ${{d##*/}} =~ ^nvme[0-9]+n ]] && echo \"device ${{d##*/}}\"; done; \
+         while read -r _ _ _ _ at _; do [[ $at == {KUBELET}/* ]] && echo \"mount $at\"; done < /proc/self/mountinfo; \
+         for t in {KUBELET}/pods/**; do [[ -f $t || ${{t##*/}} == mount ]] && echo \"target $t\"; done; \
+         for o in {STORE}/volumes/*json* {STORE}/snapshots/*json*; do echo \"object ${{o##*/}}\"; done; true"
     );
     Ok(vm.ok(&script)?.lines().map(str::to_owned).collect())
 }
 
 /// Fails when anything is left on any of the machines but what is kept [`warm`].
 pub fn assert_clean(lab: &Lab, names: &[&str]) -> Result<()> {
-    let mut left = Vec::new();
-    for name in names {
+    let left_on = |name: &str| -> Result<Vec<String>> {
         let mut lines = leftovers(lab.vm(name))?;
         if !lines.is_empty() {
             let kept = warm(lab.vm(name))?;
             lines.retain(|line| !kept.contains(line));
         }
-        left.extend(lines.into_iter().map(|l| format!("{name}: {l}")));
-    }
+        Ok(lines.into_iter().map(|l| format!("{name}: {l}")).collect())
+    };
+    let left_on = &left_on;
+    let left = thread::scope(|scope| {
+        let looks: Vec<_> = names
+            .iter()
+            .map(|name| scope.spawn(move || left_on(name)))
+            .collect();
+        let found = looks.into_iter().map(|look| match look.join() {
+            Ok(found) => found,
+            Err(_) => bail!("a machine could not be looked at"),
+        });
+        found.collect::<Result<Vec<_>>>()
+    })?
+    .concat();
     if !left.is_empty() {
         bail!("left behind:\n{}", left.join("\n"));
     }
