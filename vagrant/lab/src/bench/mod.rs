@@ -90,6 +90,11 @@ fn overhead(driver: &Path) -> Result<u64> {
     nanos.with_context(|| format!("zvolt trace --overhead said {text:?}"))
 }
 
+/// What the figures of the short form are called.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    figures::names()
+}
+
 /// Writes the report's files into a folder: `report.json`, `report.md` and the plots.
 pub fn write(report: &Report, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;

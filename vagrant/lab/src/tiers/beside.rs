@@ -11,8 +11,10 @@ use super::{Counts, vm};
 use crate::machine::Spec;
 use crate::{Lab, Started, cleanup, own_run_dir, progress};
 
-/// At most so many: more would have two cores switch between machines all the time.
+/// At most so many of several machines each: more would have two cores switch between machines all the time.
 const LABS: usize = 2;
+/// At most so many of one machine.
+const SINGLE: usize = 3;
 
 /// What a tier does with labs.
 pub(super) struct Plan<'a, J> {
@@ -98,7 +100,8 @@ impl<J: Send> Shared<J> {
     fn work_on_own_labs(&self, plan: &Plan<'_, J>, number: usize) -> Result<()> {
         let usual = own_run_dir();
         let name = usual.file_name().unwrap_or_default().to_string_lossy();
-        let run_dir = usual.with_file_name(format!("{name}{}", ["", "b"][number % LABS]));
+        let letter = ["", "b", "c"][number % SINGLE];
+        let run_dir = usual.with_file_name(format!("{name}{letter}"));
         while !self.lock(&self.jobs).is_empty() {
             let started = {
                 let _turn = self.lock(&self.starting);
@@ -144,14 +147,15 @@ fn how_many(machines: &[Spec]) -> Result<usize> {
         .and_then(|kib| kib.trim().parse::<u64>().ok())
         .context("/proc/meminfo does not say MemAvailable")?;
     let each: u64 = machines.iter().map(|m| u64::from(m.memory)).sum();
-    Ok(fitting(available / 1024, each))
+    let most = if machines.len() == 1 { SINGLE } else { LABS };
+    Ok(fitting(available / 1024, each, most))
 }
 
 /// Labs of `each` MiB on a host that has `available` MiB: emulators take half as much again, and what
 /// builds beside them some too.
-fn fitting(available: u64, each: u64) -> usize {
+fn fitting(available: u64, each: u64, most: usize) -> usize {
     let labs = available.saturating_sub(2048) / (each + each / 2).max(1);
-    usize::try_from(labs).unwrap_or(LABS).clamp(1, LABS)
+    usize::try_from(labs).unwrap_or(most).clamp(1, most)
 }
 
 #[cfg(test)]
@@ -160,10 +164,10 @@ mod tests {
 
     #[test]
     fn labs_are_as_many_as_fit_and_at_least_one() {
-        assert_eq!(fitting(24_000, 4096), 2);
-        assert_eq!(fitting(14_336, 4096), 2);
-        assert_eq!(fitting(14_335, 4096), 1);
-        assert_eq!(fitting(1_000, 4096), 1);
-        assert_eq!(fitting(500_000, 4096), LABS);
+        assert_eq!(fitting(24_000, 4096, 2), 2);
+        assert_eq!(fitting(14_336, 4096, 2), 2);
+        assert_eq!(fitting(14_335, 4096, 2), 1);
+        assert_eq!(fitting(1_000, 4096, 2), 1);
+        assert_eq!(fitting(500_000, 4096, 3), 3);
     }
 }

@@ -19,6 +19,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::ValueEnum;
 
+use crate::bench::{self, Effort, Figure};
 use crate::{demo, host, machines, progress};
 pub(crate) use build::release;
 pub(crate) use vm::{DRIVER, install_everywhere, with_lab};
@@ -36,6 +37,8 @@ pub enum Tier {
     Vm,
     /// csi-sanity against the driver in a machine: ext4, XFS, raw block, each twice
     Sanity,
+    /// The benchmark's short form: no figure is worse than it was
+    Bench,
 }
 
 impl fmt::Display for Tier {
@@ -46,6 +49,7 @@ impl fmt::Display for Tier {
             Self::Host => "host",
             Self::Vm => "vm",
             Self::Sanity => "sanity",
+            Self::Bench => "bench",
         })
     }
 }
@@ -113,6 +117,7 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Counts {
         Tier::Host => on_host(filter, &mut counts),
         Tier::Vm => vm::run(filter, &mut counts),
         Tier::Sanity => sanity::run(filter, &mut counts),
+        Tier::Bench => figures(filter, &mut counts),
     };
     crate::cleanup::yield_to_signal();
     if let Err(error) = outcome {
@@ -168,6 +173,7 @@ pub fn list(tier: Option<Tier>) -> Result<BTreeMap<String, Vec<String>>> {
                 names
             }
             Tier::Sanity => sanity::names()?,
+            Tier::Bench => bench::names().map(str::to_owned).collect(),
         };
         all.insert(tier.to_string(), names);
     }
@@ -217,6 +223,34 @@ fn on_host(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
         .args(["--test-threads=1", "--color=never"])
         .args(filter);
     libtest::run_in_turn(command, counts)
+}
+
+/// Each figure of the benchmark's short form against its guard; one that is short of its bar says so.
+fn figures(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
+    let is_wanted = |name: &str| filter.is_none_or(|f| name.contains(f));
+    if !bench::names().any(is_wanted) {
+        return Ok(());
+    }
+    let report = bench::run(Effort::QUICK)?;
+    for figure in report.figures.iter().filter(|f| is_wanted(&f.name)) {
+        let Figure {
+            name,
+            value,
+            bar,
+            guard,
+            unit,
+        } = figure;
+        let short = if figure.is_ok() { "" } else { ", short of it" };
+        let line = format!("{name}: {value:.2} {unit} (at most {guard:.2}; bar {bar:.2}{short})");
+        if figure.is_guarded() {
+            println!("ok      {line}");
+            counts.passed += 1;
+        } else {
+            println!("FAILED  {line}");
+            counts.failed += 1;
+        }
+    }
+    Ok(())
 }
 
 /// The root of the workspace.
