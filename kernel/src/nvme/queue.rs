@@ -8,7 +8,8 @@ use crate::error::{Errno, SysError};
 
 /// Bounds the requests of the namespace `block` (`nvme0n1`), by every controller that leads to it, to `kib` KiB
 /// (`queue/max_sectors_kb`, `Documentation/ABI/stable/sysfs-block`); a queue that is bounded lower is left alone.
-/// ENODEV when there is no queue to bound, for then nothing would be.
+/// ENODEV when no controller leads to it. EAGAIN when none of those has a queue for it yet: a new controller's
+/// `nvme_mpath_update` may set a head live while the scan still registers the path (drivers/nvme/host/multipath.c).
 ///
 /// nvmet-tcp refuses a request of more than 4 MiB for good (`nvmet_tcp_map_data`, `NVMET_TCP_MAXH2CDATA`), but announces
 /// no limit, and a zvol's optimal size makes the host merge up to 32 MiB: without this bound a large write is an
@@ -18,18 +19,25 @@ pub fn bound_requests(sys: &Path, block: &str, kib: u32) -> Result<(), SysError>
     let head = sys.join("block").join(component(block)?);
     let nsid = attr::read_if_present(&head.join("nsid"))?;
     let controllers = subsystem_of(sys, block)?.map_or_else(Vec::new, |s| s.controllers);
+    let nothing =
+        |errno, why: &str| Err(SysError::new("readdir", head.display(), errno).with_detail(why));
+    if controllers.is_empty() {
+        return nothing(Errno::ENODEV, "no controller leads to it");
+    }
     let mut queues = 0;
-    for controller in controllers {
-        let dir = sys.join("class/nvme").join(component(&controller)?);
-        for path in paths(&dir, &controller, block, nsid.as_deref())? {
+    for controller in &controllers {
+        let dir = sys.join("class/nvme").join(component(controller)?);
+        for path in paths(&dir, controller, block, nsid.as_deref())? {
             queues += usize::from(bound(&dir.join(path).join("queue/max_sectors_kb"), kib)?);
         }
     }
-    if queues == 0 {
-        return Err(SysError::new("readdir", head.display(), Errno::ENODEV)
-            .with_detail("no controller has a queue that leads to it"));
+    match queues {
+        0 => nothing(
+            Errno::EAGAIN,
+            "no controller has a queue that leads to it yet",
+        ),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Whether there is such a queue, bounded now.
@@ -175,9 +183,12 @@ mod tests {
     fn a_namespace_without_a_queue_is_an_error_and_never_left_unbounded_in_silence() {
         let sys = Sys::new();
         sys.head("nvme0n1", "1");
-        for block in ["nvme0n1", "nvme9n9"] {
+        for (block, errno) in [("nvme0n1", Errno::EAGAIN), ("nvme9n9", Errno::ENODEV)] {
             let error = sys.bound(block).expect_err("no queue");
-            assert_eq!(error.errno, Errno::ENODEV, "{error}");
+            assert_eq!(error.errno, errno, "{error}");
         }
+        let path = sys.path("nvme0c3n1", "1", "4096");
+        sys.bound("nvme0n1").expect("registered meanwhile");
+        assert_eq!(read(&path), "1024");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 use zvolt_kernel::block::{self, DevId};
@@ -23,6 +23,8 @@ use super::{detach, expand};
 /// Largest request, in KiB: a quarter of what nvmet-tcp takes at most, so that the target's scatter list
 /// is a small allocation.
 const MAX_REQUEST_KIB: u32 = 1024;
+/// How long a path's queue may go unseen after it is registered.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// What a stage learns on its way.
 #[derive(Debug)]
@@ -278,10 +280,20 @@ impl<'a> Staging<'a> {
             .ok_or_else(|| Error::new(ErrorKind::Internal, "the device was not verified"))
     }
 
-    pub(super) fn bound_requests(&self, node: &Node) -> Result<(), Error> {
+    /// The kernel tells nobody when the queue of a path, a hidden disk, is registered. Where it was not yet, which is a
+    /// matter of that moment, this looks again, at the next event or soon.
+    pub(super) fn bound_requests(&self, node: &Node, deadline: Instant) -> Result<(), Error> {
         let sys = &node.config.roots.sys;
         let block = block::kernel_name(sys, self.verified()?.id)?;
-        Ok(nvme::bound_requests(sys, &block, MAX_REQUEST_KIB)?)
+        loop {
+            match nvme::bound_requests(sys, &block, MAX_REQUEST_KIB) {
+                Err(error) if error.errno == Errno::EAGAIN && Instant::now() < deadline => {
+                    let soon = Instant::now() + LOOK_AGAIN;
+                    self.namespaces.news(soon.min(deadline));
+                }
+                outcome => return Ok(outcome?),
+            }
+        }
     }
 
     /// Rule 5 for a zvol of this machine: nothing but this keeps it from being written to.

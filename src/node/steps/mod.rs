@@ -127,7 +127,7 @@ impl<'a> Runner<'a> {
             (Work::Stage(s), Step::AwaitNamespace, _) => s.await_namespace(node, deadline),
             (Work::Stage(s), Step::AwaitZvol, _) => s.await_zvol(node, deadline),
             (Work::Stage(s), Step::Verify, _) => s.verify(node),
-            (Work::Stage(s), Step::BoundRequests, _) => s.bound_requests(node),
+            (Work::Stage(s), Step::BoundRequests, _) => s.bound_requests(node, deadline),
             (Work::Stage(s), Step::SetAccess(access), _) => s.set_access(*access),
             (Work::Stage(s), Step::Attach, _) => s.mount(deadline),
             (Work::Stage(s), Step::Grow, _) => s.grow(node),
