@@ -52,7 +52,8 @@ pub enum Change<T> {
     Gone(String),
 }
 
-/// A watch: what changes from the moment of its making. `None`: the store is gone.
+/// A watch: what changes from the moment of its making, and perhaps what changed last before it; each state once, newer
+/// ones later. `None`: the store is gone.
 #[derive(Debug)]
 pub struct Watch<T>(pub tokio::sync::mpsc::UnboundedReceiver<Change<T>>);
 
