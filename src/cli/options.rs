@@ -123,7 +123,7 @@ pub(super) struct Node {
     #[arg(long, value_name = "N", default_value_t = -10, env = "ZVOLT_NICE", allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
     pub(super) nice: i32,
     /// Leave udevd as it is. Else it is told, until the next boot, neither to read nor to watch namespaces of zvolt: no
-    /// links below /dev/disk are made for them, and LVM and multipathd do not take them
+    /// links below /dev/disk are made for them, and LVM activates nothing of theirs
     #[arg(long, env = "ZVOLT_STOCK_UDEV")]
     pub(super) stock_udev: bool,
     /// How many seconds a stop waits for the calls that run

@@ -1,18 +1,17 @@
 //! What udevd is told of our namespaces: to leave them alone.
 //!
 //! By its own rules it reads every new disk in search of what it may hold, and once more whenever somebody who wrote to
-//! it lets it go. That competes with a pod's start for the CPU, the device and its queue, and has LVM and multipathd take
-//! what is a pod's (C-16, C-110). Nothing of ours is found by udev's links.
+//! it lets it go. That competes with a pod's start for the CPU, the device and its queue, and has LVM activate what is a
+//! pod's (C-16). Nothing of ours is found by udev's links.
 
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use zvolt_kernel::SysError;
 
 use crate::model::names::NQN_PREFIX;
 
-/// Read by udevd within seconds, before its own rules, and gone with the next boot (udev(7)).
+/// udevd reads it within seconds, in one order with its own rules; gone with the next boot (udev(7)).
 pub const RULES_DIR: &str = "/run/udev/rules.d";
 /// After `60-block.rules`, which has disks watched, and before `60-persistent-storage.rules`, which reads them.
 const FILE: &str = "60-nvme-zvolt.rules";
@@ -28,20 +27,18 @@ fn rules() -> String {
 /// Writes the rules where they are not there already. `false` where no udevd runs.
 pub(super) fn quiet(dir: &Path) -> Result<bool, SysError> {
     let file = dir.join(FILE);
-    let is_there = |found: io::Result<String>| found.is_ok_and(|text| text == rules());
-    if is_there(fs::read_to_string(&file)) {
+    if fs::read_to_string(&file).is_ok_and(|text| text == rules()) {
         return Ok(true);
     }
     match dir.parent() {
         Some(run) if run.exists() => {}
         _ => return Ok(false),
     }
-    let failed = |call, path: &PathBuf, e: &io::Error| SysError::io(call, path, e);
-    fs::create_dir_all(dir).map_err(|e| failed("mkdir", &dir.to_owned(), &e))?;
+    fs::create_dir_all(dir).map_err(|e| SysError::io("mkdir", dir, &e))?;
     // udevd skips names without the ending: it reads the whole file or none.
     let partial = dir.join(format!("{FILE}.partial"));
-    fs::write(&partial, rules()).map_err(|e| failed("write", &partial, &e))?;
-    fs::rename(&partial, &file).map_err(|e| failed("rename", &file, &e))?;
+    fs::write(&partial, rules()).map_err(|e| SysError::io("write", &partial, &e))?;
+    fs::rename(&partial, &file).map_err(|e| SysError::io("rename", &file, &e))?;
     Ok(true)
 }
 

@@ -43,36 +43,40 @@ pub fn unblackhole(address: SocketAddr) -> Result<bool, SysError> {
 /// Whether what TCP sends from `address` is dropped now. Grows with the number of policy rules.
 pub fn is_blackholed(address: SocketAddr) -> Result<bool, SysError> {
     let ours = rule(address);
+    match rules(ours.header.family) {
+        Err(error) if is_without_rules(error.errno) => Ok(false),
+        found => Ok(found?.iter().any(|rule| is_same(rule, &ours))),
+    }
+}
+
+/// The policy rules of a family, from as many datagrams as the kernel takes to tell of them.
+fn rules(family: AddressFamily) -> Result<Vec<RuleMessage>, SysError> {
     let mut request = RuleMessage::default();
-    request.header.family = ours.header.family;
+    request.header.family = family;
     let socket = send(RouteNetlinkMessage::GetRule(request), NLM_F_DUMP, GET)?;
-    let mut found = false;
+    let failed = |errno| SysError::new("recv", GET, errno);
+    let mut rules = Vec::new();
+    let mut datagram = [0; DATAGRAM_BYTES];
     loop {
-        let mut datagram = [0; DATAGRAM_BYTES];
         let length = receive(&socket, &mut datagram, GET)?;
         let mut rest = &datagram[..length];
         while !rest.is_empty() {
             let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
-                .map_err(|_| SysError::new("recv", GET, Errno::EBADMSG))?;
-            match message.payload {
-                NetlinkPayload::Done(_) => return Ok(found),
-                NetlinkPayload::Error(error) => match error.code {
-                    Some(code) if is_without_rules(Errno::from_raw(-code.get())) => {
-                        return Ok(false);
-                    }
-                    code => {
-                        let errno = code.map_or(Errno::EBADMSG, |c| Errno::from_raw(-c.get()));
-                        return Err(SysError::new("recv", GET, errno));
-                    }
-                },
-                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRule(rule)) => {
-                    found |= is_same(&rule, &ours);
-                }
-                _ => {}
-            }
+                .map_err(|_| failed(Errno::EBADMSG))?;
             // Messages are aligned to four bytes (NLMSG_ALIGN).
             let aligned = (message.header.length as usize).next_multiple_of(4);
             rest = rest.get(aligned..).unwrap_or_default();
+            match message.payload {
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRule(rule)) => {
+                    rules.push(rule)
+                }
+                NetlinkPayload::Done(_) => return Ok(rules),
+                NetlinkPayload::Error(error) => {
+                    let code = error.code.map_or(libc::EBADMSG, |code| -code.get());
+                    return Err(failed(Errno::from_raw(code)));
+                }
+                _ => {}
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::error::{Errno, SysError};
 /// it outlives a reconnect.
 pub fn bound_requests(sys: &Path, block: &str, kib: u32) -> Result<(), SysError> {
     let head = sys.join("block").join(component(block)?);
-    let nsid = attr::read_if_present(&head.join("nsid"))?;
+    let nsid = attr::read_if_present(&head.join("nsid"))?.unwrap_or_default();
     let controllers = subsystem_of(sys, block)?.map_or_else(Vec::new, |s| s.controllers);
     let nothing =
         |errno, why: &str| Err(SysError::new("readdir", head.display(), errno).with_detail(why));
@@ -27,7 +27,7 @@ pub fn bound_requests(sys: &Path, block: &str, kib: u32) -> Result<(), SysError>
     let mut queues = 0;
     for controller in &controllers {
         let dir = sys.join("class/nvme").join(component(controller)?);
-        for path in paths(&dir, controller, block, nsid.as_deref())? {
+        for path in paths(&dir, controller, block, &nsid)? {
             queues += usize::from(bound(&dir.join(path).join("queue/max_sectors_kb"), kib)?);
         }
     }
@@ -57,28 +57,32 @@ fn bound(attribute: &Path, kib: u32) -> Result<bool, SysError> {
     Ok(true)
 }
 
-/// A controller's disks that lead to `block`: the one that is called as such a path is (`nvme_mpath_set_disk_name`,
-/// drivers/nvme/host/multipath.c) and has its nsid; else all of them, for a name alone is not believed (C-34).
-fn paths(
-    dir: &Path,
-    controller: &str,
-    block: &str,
-    nsid: Option<&str>,
-) -> Result<Vec<String>, SysError> {
+/// A controller's disks that lead to the namespace `nsid`, which is `block`: the one that is called as its path is
+/// (`nvme_mpath_set_disk_name`, drivers/nvme/host/multipath.c), else all that have the nsid. A name alone is not believed
+/// (C-34), and a neighbour is never taken for a path that is not registered yet.
+fn paths(dir: &Path, controller: &str, block: &str, nsid: &str) -> Result<Vec<String>, SysError> {
     let instance = controller.trim_start_matches("nvme");
-    let path = match block.rsplit_once('n') {
+    let called = match block.rsplit_once('n') {
         Some((subsystem, head)) if !dir.join(block).exists() => {
             format!("{subsystem}c{instance}n{head}")
         }
         _ => block.to_owned(), // without native multipath the controller's disk is the block device itself
     };
-    if nsid.is_some() && attr::read_if_present(&dir.join(&path).join("nsid"))?.as_deref() == nsid {
-        return Ok(vec![path]);
+    let leads = |disk: &str| -> Result<bool, SysError> {
+        let found = attr::read_if_present(&dir.join(disk).join("nsid"))?;
+        Ok(found.as_deref() == Some(nsid))
+    };
+    if leads(&called)? {
+        return Ok(vec![called]);
     }
+    let mut found = Vec::new();
     // Disks only: a controller's directory has some thirty attributes beside them.
-    let mut disks = names_in(dir)?;
-    disks.retain(|name| name.starts_with("nvme"));
-    Ok(disks)
+    for disk in names_in(dir)?.into_iter().filter(|n| n.starts_with("nvme")) {
+        if leads(&disk)? {
+            found.push(disk);
+        }
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -163,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn c_34_one_of_many_is_bounded_by_its_nsid_and_all_where_the_names_mislead() {
+    fn c_34_one_of_many_is_bounded_by_its_nsid_also_where_the_names_mislead() {
         let sys = Sys::new();
         sys.head("nvme0n2", "700");
         let queues = [
@@ -172,11 +176,24 @@ mod tests {
             ("nvme0c3n12", "12"),
         ]
         .map(|(name, nsid)| sys.path(name, nsid, "4096"));
+        let kib = || queues.each_ref().map(|q| read(q));
         sys.bound("nvme0n2").expect("bounded");
-        assert_eq!(queues.each_ref().map(|q| read(q)), ["4096", "1024", "4096"]);
-        sys.file("block/nvme0n2/nsid", "701");
+        assert_eq!(kib(), ["4096", "1024", "4096"]);
+        sys.file("block/nvme0n2/nsid", "12");
         sys.bound("nvme0n2").expect("bounded");
-        assert_eq!(queues.each_ref().map(|q| read(q)), ["1024"; 3]);
+        assert_eq!(kib(), ["4096", "1024", "1024"]);
+    }
+
+    #[test]
+    fn a_neighbours_queue_is_not_taken_for_one_that_is_not_registered_yet() {
+        let sys = Sys::new();
+        sys.head("nvme0n2", "700");
+        let neighbour = sys.path("nvme0c3n1", "1", "4096");
+        let error = sys.bound("nvme0n2").expect_err("no path yet");
+        assert_eq!(
+            (error.errno, read(&neighbour)),
+            (Errno::EAGAIN, "4096".into())
+        );
     }
 
     #[test]

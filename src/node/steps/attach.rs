@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use uuid::Uuid;
 use zvolt_kernel::block::{self, DevId};
@@ -18,13 +18,7 @@ use super::super::plan::is_pooled;
 use super::super::waiters::Waiter;
 use super::super::{Error, ErrorKind, Node, StageRequest};
 use super::verify::{AWAITS_REPLAY, Verified, Wanted};
-use super::{detach, expand};
-
-/// Largest request, in KiB: a quarter of what nvmet-tcp takes at most, so that the target's scatter list
-/// is a small allocation.
-const MAX_REQUEST_KIB: u32 = 1024;
-/// How long a path's queue may go unseen after it is registered.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+use super::{detach, expand, queue};
 
 /// What a stage learns on its way.
 #[derive(Debug)]
@@ -280,20 +274,10 @@ impl<'a> Staging<'a> {
             .ok_or_else(|| Error::new(ErrorKind::Internal, "the device was not verified"))
     }
 
-    /// The kernel tells nobody when the queue of a path, a hidden disk, is registered. Where it was not yet, which is a
-    /// matter of that moment, this looks again, at the next event or soon.
     pub(super) fn bound_requests(&self, node: &Node, deadline: Instant) -> Result<(), Error> {
         let sys = &node.config.roots.sys;
         let block = block::kernel_name(sys, self.verified()?.id)?;
-        loop {
-            match nvme::bound_requests(sys, &block, MAX_REQUEST_KIB) {
-                Err(error) if error.errno == Errno::EAGAIN && Instant::now() < deadline => {
-                    let soon = Instant::now() + LOOK_AGAIN;
-                    self.namespaces.news(soon.min(deadline));
-                }
-                outcome => return Ok(outcome?),
-            }
-        }
+        Ok(queue::bound(sys, &block, &self.namespaces, deadline)?)
     }
 
     /// Rule 5 for a zvol of this machine: nothing but this keeps it from being written to.

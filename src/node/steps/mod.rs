@@ -2,6 +2,7 @@
 
 mod attach;
 mod expand;
+mod queue;
 mod verify;
 
 use std::os::fd::AsFd;
@@ -200,7 +201,7 @@ impl Publishing<'_> {
             .device
             .ok_or_else(|| Error::new(ErrorKind::Internal, "the device was not found"))?;
         let verified = wanted.verify(node, device)?;
-        wanted.is_settled(node, &verified)?;
+        wanted.has_its_access(&verified)?;
         self.verified = Some(verified);
         Ok(())
     }

@@ -30,6 +30,7 @@ pub(super) struct Wanted<'a> {
 pub(super) struct Verified {
     pub(super) id: DevId,
     pub(super) node: block::Node,
+    extent: Extent,
     /// What it holds; none when it is to be handed out raw.
     pub(super) superblock: Option<Superblock>,
 }
@@ -57,6 +58,7 @@ impl Wanted<'_> {
         Ok(Verified {
             id,
             node: found,
+            extent,
             superblock,
         })
     }
@@ -148,10 +150,9 @@ impl Wanted<'_> {
         Ok(self.too_small(found).or_else(|| self.wrong_access(found)))
     }
 
-    /// The same of a device that is to be handed out as it is, of this machine or not.
-    pub(super) fn is_settled(&self, node: &Node, verified: &Verified) -> Result<(), Error> {
-        let problem = self.unsettled(node, verified.id)?;
-        self.is_fit(&verified.node.path, problem)
+    /// Rule 5 for a device that is to be handed out itself, also where a step of this machine has set its access.
+    pub(super) fn has_its_access(&self, verified: &Verified) -> Result<(), Error> {
+        self.is_fit(&verified.node.path, self.wrong_access(verified.extent))
     }
 
     fn filesystem(&self, path: &Path, file: &File) -> Result<Superblock, Error> {

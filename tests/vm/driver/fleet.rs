@@ -185,6 +185,14 @@ impl Journey<'_> {
         self.fleet.controller.delete(&self.id).unwrap();
     }
 
+    /// All the way down from a pod's path, by a controller whose process is not the one that the fleet began with.
+    pub(crate) fn end_by(&self, controller: &Csi, node: &str) {
+        self.unpublish(node).unwrap();
+        self.unstage(node).unwrap();
+        controller.controller_unpublish(&self.id, node).unwrap();
+        controller.delete(&self.id).unwrap();
+    }
+
     /// Writes 8 MiB through `node`, synced; gives their checksum.
     pub(crate) fn write(&self, node: &str) -> String {
         let target = self.target();

@@ -59,7 +59,7 @@ fn writes_larger_than_the_target_takes_at_once_arrive() {
     fleet.assert_clean();
 }
 
-/// C-16, C-110: what udev does not read, LVM and multipathd do not take.
+/// C-16: in what udev has not read, LVM finds nothing to activate.
 #[test]
 fn udev_leaves_our_namespaces_alone() {
     let fleet = Fleet::fresh();

@@ -263,12 +263,7 @@ fn outage_of_many_volumes_loses_no_controller() {
     assert!(!rules.contains("blackhole"), "{rules}");
     let controller = fleet.storage.csi().unwrap();
     for volume in &volumes {
-        volume.unpublish("node0").unwrap();
-        volume.unstage("node0").unwrap();
-        controller
-            .controller_unpublish(&volume.id, "node0")
-            .unwrap();
-        controller.delete(&volume.id).unwrap();
+        volume.end_by(&controller, "node0");
     }
     fleet.assert_clean();
 }

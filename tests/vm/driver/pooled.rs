@@ -143,12 +143,7 @@ fn outage_pooled_volumes_come_back_where_they_were() {
     // The way to the old process went with the machine.
     let controller = fleet.storage.csi().unwrap();
     for volume in [&one, &two] {
-        volume.unpublish("node0").unwrap();
-        volume.unstage("node0").unwrap();
-        controller
-            .controller_unpublish(&volume.id, "node0")
-            .unwrap();
-        controller.delete(&volume.id).unwrap();
+        volume.end_by(&controller, "node0");
     }
     fleet.assert_clean();
     fleet.storage.kill().unwrap();
