@@ -194,7 +194,7 @@ const RATIOS: [Ratio; 8] = {
             "warm stage + publish (pooled), against the cold floor",
             WARM,
             COLD_FLOOR,
-            (0.65, 0.9),
+            (0.65, 0.75),
         ),
         p50(
             "unpublish + unstage against their floor",
@@ -218,7 +218,7 @@ const RATIOS: [Ratio; 8] = {
             "controller publish against its configfs writes",
             ADMIT,
             ADMIT_FLOOR,
-            (3.0, 300.0),
+            (3.0, 100.0),
         ),
     ]
 };
