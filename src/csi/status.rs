@@ -75,7 +75,12 @@ impl Kind {
             store::Error::Exists(..) | store::Error::Conflict(..) => Self::Aborted,
             store::Error::NotFound(..) => Self::NotFound,
             store::Error::BadName(_) => Self::InvalidArgument,
-            store::Error::Io { .. } => Self::Internal,
+            // The API server is gone, or too busy: it is worth another try.
+            store::Error::Failed { .. } => Self::Unavailable,
+            store::Error::Refused { code, .. } if matches!(code, 429 | 500..) => Self::Unavailable,
+            store::Error::Io { .. } | store::Error::NoClient(_) | store::Error::Refused { .. } => {
+                Self::Internal
+            }
         }
     }
 
@@ -231,12 +236,29 @@ mod tests {
             path: "/x".into(),
             source: std::io::Error::other("no"),
         };
+        let refused = |code| store::Error::Refused {
+            verb: "PUT".into(),
+            path: "/x".into(),
+            code,
+            reason: "x".into(),
+            message: "no".into(),
+        };
+        let failed = store::Error::Failed {
+            verb: "GET".into(),
+            path: "/x".into(),
+            problem: "connection refused".into(),
+        };
         for (error, expected) in [
             (store::Error::Exists("volume", "v".into()), Code::Aborted),
             (store::Error::Conflict("volume", "v".into()), Code::Aborted),
             (store::Error::NotFound("volume", "v".into()), Code::NotFound),
             (store::Error::BadName("v".into()), Code::InvalidArgument),
             (io, Code::Internal),
+            (store::Error::NoClient("x".into()), Code::Internal),
+            (refused(422), Code::Internal),
+            (refused(429), Code::Unavailable),
+            (refused(503), Code::Unavailable),
+            (failed, Code::Unavailable),
         ] {
             let said = error.to_string();
             assert_eq!(code(error), expected, "{said}");

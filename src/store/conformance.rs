@@ -1,5 +1,10 @@
 //! What every store must do: each store's tests call [`all`] with two clients of one empty store.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "these are tests, also where another program runs them"
+)]
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +12,7 @@ use super::{Change, Error, Objects, Watch};
 use crate::model::volume::{FINALIZER, MappedInitiator, Metadata, Volume, VolumeSpec};
 
 /// A Volume as a controller would write it.
-pub(crate) fn volume(name: &str) -> Volume {
+pub fn volume(name: &str) -> Volume {
     let spec = serde_json::json!({
         "pool": "tank", "capacity": 1 << 30, "volBlockSize": "16k", "ownerNode": "storage0",
         "volName": name, "volumeID": name,
@@ -24,7 +29,7 @@ pub(crate) fn volume(name: &str) -> Volume {
 }
 
 /// A consumer called `node`.
-pub(crate) fn initiator(node: &str) -> MappedInitiator {
+pub fn initiator(node: &str) -> MappedInitiator {
     MappedInitiator {
         node_name: node.into(),
         initiator_id: crate::model::names::host_nqn(node),
@@ -35,7 +40,7 @@ pub(crate) fn initiator(node: &str) -> MappedInitiator {
 }
 
 /// Runs them all, the second client standing for another process.
-pub(crate) async fn all<S: Objects<Volume>>(one: Arc<S>, other: Arc<S>) {
+pub async fn all<S: Objects<Volume>>(one: Arc<S>, other: Arc<S>) {
     creates_once(&*one, &*other).await;
     refuses_bad_names(&*one).await;
     writes_spec_and_status_apart(&*one, &*other).await;

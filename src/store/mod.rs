@@ -3,14 +3,18 @@
 //! The semantics are those of the Kubernetes API: `spec` and `status` are written apart, a write
 //! with an old resource version is a conflict, deletion marks an object until its finalizers are gone.
 
-#[cfg(test)]
-pub(crate) mod conformance;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 pub mod dir;
+#[cfg(any(test, feature = "conformance"))]
+pub mod full;
+pub mod kube;
 pub mod time;
 
 use std::future::Future;
 use std::sync::Arc;
 
+use crate::model::names;
 use crate::model::object::Object;
 use crate::model::snapshot::Snapshot;
 use crate::model::storage_node::StorageNode;
@@ -41,6 +45,40 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+    /// There is no way to the API server: no configuration, or a bad one.
+    #[error("the Kubernetes client cannot be set up: {0}")]
+    NoClient(String),
+    /// The API server understood, and said no.
+    #[error("{verb} {path}: {code} {reason}: {message}")]
+    Refused {
+        /// HTTP method.
+        verb: String,
+        /// What was asked for.
+        path: String,
+        /// HTTP status.
+        code: u16,
+        /// The API's word for it: `Invalid`, `Forbidden`, …
+        reason: String,
+        /// The API's own message; it names the field.
+        message: String,
+    },
+    /// The API server could not be asked, or its answer not be read.
+    #[error("{verb} {path}: {problem}")]
+    Failed {
+        /// HTTP method.
+        verb: String,
+        /// What was asked for.
+        path: String,
+        /// What happened, down to the system call.
+        problem: String,
+    },
+}
+
+/// Refuses what cannot be an object's name, before it becomes part of a path.
+fn check(name: &str) -> Result<(), Error> {
+    names::is_handle(name)
+        .then_some(())
+        .ok_or_else(|| Error::BadName(name.to_owned()))
 }
 
 /// What a watcher learns.
@@ -52,8 +90,8 @@ pub enum Change<T> {
     Gone(String),
 }
 
-/// A watch: what changes from the moment of its making, and perhaps what changed last before it; each state once, newer
-/// ones later. `None`: the store is gone.
+/// A watch: what changes from the moment of its making, and perhaps what there was before; each state once, newer ones
+/// later. `None`: the store is gone.
 #[derive(Debug)]
 pub struct Watch<T>(pub tokio::sync::mpsc::UnboundedReceiver<Change<T>>);
 

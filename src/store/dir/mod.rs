@@ -15,8 +15,7 @@ use uuid::Uuid;
 
 use self::files::{Durable, Files, failed};
 use self::watch::Watching;
-use super::{Error, Objects, Store, Watch, time};
-use crate::model::names;
+use super::{Error, Objects, Store, Watch, check, time};
 use crate::model::object::Object;
 use crate::model::snapshot::Snapshot;
 use crate::model::storage_node::StorageNode;
@@ -188,12 +187,6 @@ impl<T: Object> Objects<T> for DirObjects<T> {
     fn watch(&self, name: Option<&str>) -> Watch<T> {
         self.watching.watch(name)
     }
-}
-
-fn check(name: &str) -> Result<(), Error> {
-    names::is_handle(name)
-        .then_some(())
-        .ok_or_else(|| Error::BadName(name.to_owned()))
 }
 
 fn update<T: Object>(
