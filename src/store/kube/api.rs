@@ -20,8 +20,6 @@ use crate::model::object::Object;
 
 /// An API server that has not answered by then is taken for gone: a connection may be dead and not know it.
 const ANSWER: Duration = Duration::from_secs(30);
-/// How long the server keeps a watch, in seconds, before it is to be made anew.
-const WATCH: u32 = 290;
 const JSON: &str = "application/json";
 const JSON_PATCH: &str = "application/json-patch+json";
 /// Who we are in `managedFields`, and that no field may be unknown.
@@ -170,7 +168,7 @@ impl<T: Resource> Endpoint<T> {
         Ok(())
     }
 
-    /// What happens after `version`, to all objects or to one.
+    /// What happens after `version`, to all objects or to one, for as long as the server likes (half an hour or more).
     pub(super) async fn events(
         &self,
         name: Option<&str>,
@@ -178,7 +176,7 @@ impl<T: Resource> Endpoint<T> {
     ) -> Result<impl Stream<Item = Result<WatchEvent<Value>, Error>> + use<T>, Error> {
         use tokio_stream::StreamExt as _;
         let target = format!(
-            "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH}&resourceVersion={version}&{}",
+            "{}?watch=true&allowWatchBookmarks=true&resourceVersion={version}&{}",
             self.path,
             selector(name)
         );

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::runtime::Handle;
-use tokio::sync::watch::{Receiver, Sender, channel};
+use tokio::sync::watch::Sender;
 
 use self::api::Endpoint;
 use super::{Error, Objects, Store, Watch, check};
@@ -99,17 +99,14 @@ struct KubeObjects<T> {
     runtime: Handle,
     /// Watches end when it is dropped.
     open: Sender<()>,
-    closed: Receiver<()>,
 }
 
 impl<T: Resource> KubeObjects<T> {
     fn new(client: &Client, namespace: &str) -> Self {
-        let (open, closed) = channel(());
         Self {
             endpoint: Arc::new(Endpoint::new(client.clone(), namespace)),
             runtime: Handle::current(),
-            open,
-            closed,
+            open: Sender::new(()),
         }
     }
 }
@@ -149,8 +146,7 @@ impl<T: Resource> Objects<T> for KubeObjects<T> {
     }
 
     fn watch(&self, name: Option<&str>) -> Watch<T> {
-        debug_assert!(!self.open.is_closed());
-        let (endpoint, closed) = (self.endpoint.clone(), self.closed.clone());
+        let (endpoint, closed) = (self.endpoint.clone(), self.open.subscribe());
         watch::start(&self.runtime, endpoint, name, closed)
     }
 }

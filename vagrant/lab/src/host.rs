@@ -44,6 +44,9 @@ pub const HOST_TESTS: &[Tool] = &[
     tool("unshare", "util-linux"),
 ];
 
+/// What tier `k8s` needs to keep its servers on a leash.
+pub const CONTROL_PLANE: &[Tool] = &[tool("setpriv", "util-linux")];
+
 const DEBIAN_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Whether this process is root.

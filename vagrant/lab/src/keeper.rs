@@ -414,7 +414,7 @@ impl Machine {
 }
 
 /// A port on loopback that nobody has at this moment.
-fn free_port() -> Result<u16> {
+pub(crate) fn free_port() -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("find a free port")?;
     Ok(listener.local_addr()?.port())
 }

@@ -34,6 +34,24 @@ pub(super) fn test(name: &str) -> Result<PathBuf> {
     })
 }
 
+/// The same for a test program that wants a feature.
+pub(super) fn test_with(name: &str, feature: &str) -> Result<PathBuf> {
+    progress::part(&format!("building the tests `{name}`"), || {
+        executable(
+            &[
+                "test",
+                "--workspace",
+                "--features",
+                feature,
+                "--test",
+                name,
+                "--no-run",
+            ],
+            name,
+        )
+    })
+}
+
 /// Builds the driver with the points at which the tests can kill it; gives its file.
 pub(super) fn driver() -> Result<PathBuf> {
     progress::part("building the driver", || {

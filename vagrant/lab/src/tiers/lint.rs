@@ -17,9 +17,18 @@ const CHECKS: [(&str, Check); 4] = [
         Ok(command)
     }),
     ("cargo clippy -D warnings", || Ok(clippy(&["--workspace"]))),
-    ("cargo clippy -D warnings (fault-points)", || {
-        Ok(clippy(&["--workspace", "--features", "zvolt/fault-points"]))
-    }),
+    (
+        "cargo clippy -D warnings (fault-points, conformance)",
+        || {
+            Ok(clippy(&[
+                "--workspace",
+                "--features",
+                "zvolt/fault-points,zvolt/conformance",
+                "--test",
+                "k8s",
+            ]))
+        },
+    ),
     ("cargo deny check bans licenses sources", || {
         let deny = cargo_deny()?;
         let mut command = Command::new(deny);

@@ -3,6 +3,7 @@
 
 mod beside;
 mod build;
+mod k8s;
 mod libtest;
 mod lint;
 #[cfg(test)]
@@ -37,6 +38,8 @@ pub enum Tier {
     Vm,
     /// csi-sanity against the driver in a machine: ext4, XFS, raw block, each twice
     Sanity,
+    /// The store on a real API server: etcd and kube-apiserver on this machine
+    K8s,
     /// The benchmark's short form: no figure is worse than it was
     Bench,
 }
@@ -49,6 +52,7 @@ impl fmt::Display for Tier {
             Self::Host => "host",
             Self::Vm => "vm",
             Self::Sanity => "sanity",
+            Self::K8s => "k8s",
             Self::Bench => "bench",
         })
     }
@@ -122,6 +126,7 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Counts {
         Tier::Host => on_host(filter, &mut counts),
         Tier::Vm => vm::run(filter, &mut counts),
         Tier::Sanity => sanity::run(filter, &mut counts),
+        Tier::K8s => k8s::run(filter, &mut counts),
         Tier::Bench => figures(filter, &mut counts),
     };
     crate::cleanup::yield_to_signal();
@@ -178,6 +183,7 @@ pub fn list(tier: Option<Tier>) -> Result<BTreeMap<String, Vec<String>>> {
                 names
             }
             Tier::Sanity => sanity::names()?,
+            Tier::K8s => libtest::list(lister(&k8s::tests()?))?,
             Tier::Bench => bench::names().map(str::to_owned).collect(),
         };
         all.insert(tier.to_string(), names);
@@ -259,6 +265,6 @@ fn figures(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
 }
 
 /// The root of the workspace.
-fn workspace() -> PathBuf {
+pub(crate) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }

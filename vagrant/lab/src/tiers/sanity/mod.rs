@@ -3,26 +3,38 @@
 //! shows in the second.
 
 mod optional;
-mod program;
 mod reader;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
 use super::{Counts, beside, build, libtest, vm};
 use crate::fleet::{self, Member, STORAGE};
+use crate::programs::{Programs, Vetted};
 use crate::{Lab, Vm, machines, progress, quote};
 use reader::Reader;
 
 const PROGRAM: &str = "/usr/local/bin/zvolt-sanity";
+const NAME: &str = "zvolt-sanity";
+const PROGRAMS: Programs = Programs {
+    module: "tests/sanity",
+    prefix: "sanity-",
+    said: "building csi-sanity (once; 1 to 3 minutes)",
+    programs: &[(NAME, ".")],
+    vetted: Vetted::Yes,
+};
 const VARIANTS: [&str; 3] = ["ext4", "xfs", "block"];
 const RUNS: usize = 2;
 
 /// The names of the checks: the variant and csi-test's own text.
 pub(super) fn names() -> Result<Vec<String>> {
-    checks(&program::ensure()?)
+    checks(&program()?)
+}
+
+fn program() -> Result<PathBuf> {
+    Ok(PROGRAMS.ensure()?.join(NAME))
 }
 
 fn checks(program: &Path) -> Result<Vec<String>> {
@@ -43,7 +55,7 @@ fn checks(program: &Path) -> Result<Vec<String>> {
 
 /// Runs the checks whose names have `filter` in them.
 pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
-    let program = program::ensure()?;
+    let program = program()?;
     let mut names = checks(&program)?;
     names.retain(|name| filter.is_none_or(|f| name.contains(f)));
     if names.is_empty() {

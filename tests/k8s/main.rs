@@ -1,0 +1,14 @@
+//! Tier `k8s`: the store that is the Kubernetes API, against a real API server.
+//!
+//! Tests share one control plane and run one at a time; each has a namespace of its own.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test waits for what must not happen"
+)]
+
+mod definitions;
+mod outage;
+mod plane;
+mod store;

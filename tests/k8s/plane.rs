@@ -1,0 +1,175 @@
+//! The control plane, and requests of it that are not the store's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, Error};
+use serde_json::{Value, json};
+use zvolt::store::kube::KubeStore;
+use zvolt_lab::control_plane::ControlPlane;
+
+pub(crate) const GROUP: &str = "/apis/zfs.csi.randomvariable.co.uk/v1alpha1";
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const KINDS: [&str; 3] = ["volumes", "snapshots", "storagenodes"];
+
+static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
+    let plane = ControlPlane::start(is_ready).unwrap_or_else(|error| panic!("{error:#}"));
+    alone(define(&plane.kubeconfig("tests")));
+    plane
+});
+
+/// The control plane, with the definitions of `deploy/crds` in it.
+pub(crate) fn plane() -> &'static ControlPlane {
+    &PLANE
+}
+
+/// Runs on a thread and a runtime of its own: the caller may be in one.
+fn alone<T: Send>(future: impl Future<Output = T> + Send) -> T {
+    std::thread::scope(|scope| {
+        let run = || {
+            let runtime = tokio::runtime::Builder::new_current_thread();
+            { runtime }.enable_all().build().unwrap().block_on(future)
+        };
+        scope.spawn(run).join().unwrap()
+    })
+}
+
+fn is_ready(kubeconfig: &Path) -> bool {
+    alone(async {
+        let Ok(client) = client(kubeconfig).await else {
+            return false;
+        };
+        let request = http::Request::get("/readyz").body(Vec::new()).unwrap();
+        let asked = client.request_text(request);
+        matches!(tokio::time::timeout(Duration::from_secs(5), asked).await, Ok(Ok(text)) if text == "ok")
+    })
+}
+
+async fn client(kubeconfig: &Path) -> Result<Client, Box<dyn std::error::Error>> {
+    let read = Kubeconfig::read_from(kubeconfig)?;
+    let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}
+
+/// Server-side apply of every definition, until all are established.
+async fn define(kubeconfig: &Path) {
+    let api = Api(client(kubeconfig).await.unwrap());
+    for kind in KINDS {
+        let path =
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("deploy/crds/{kind}.yaml"));
+        let target = format!("{DEFINITIONS}/{kind}.zfs.csi.randomvariable.co.uk");
+        let apply = http::Request::patch(format!(
+            "{target}?fieldManager=tests&fieldValidation=Strict"
+        ))
+        .header("content-type", "application/apply-patch+yaml")
+        .body(fs::read(path).unwrap())
+        .unwrap();
+        api.0
+            .request::<Value>(apply)
+            .await
+            .unwrap_or_else(|error| panic!("{kind}: {error}"));
+        let established = async {
+            while !is_established(&api.get(&target).await) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let within = tokio::time::timeout(Duration::from_secs(60), established);
+        within
+            .await
+            .unwrap_or_else(|_| panic!("{kind} is not established"));
+    }
+}
+
+fn is_established(definition: &Value) -> bool {
+    let conditions = definition["status"]["conditions"].as_array();
+    let of = |kind: &str, status: &str| {
+        conditions.is_some_and(|all| {
+            all.iter()
+                .any(|c| c["type"] == kind && c["status"] == status)
+        })
+    };
+    assert!(!of("NonStructuralSchema", "True"), "{definition:#}");
+    of("Established", "True")
+}
+
+/// Requests of the tests themselves.
+pub(crate) struct Api(Client);
+
+/// A refusal: the message, and the fields that it is about.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) message: String,
+    pub(crate) fields: Vec<String>,
+}
+
+impl Api {
+    pub(crate) async fn new() -> Self {
+        Self(client(&plane().kubeconfig("tests")).await.unwrap())
+    }
+
+    pub(crate) async fn get(&self, target: &str) -> Value {
+        self.try_send("GET", target, None).await.unwrap()
+    }
+
+    pub(crate) async fn send(&self, verb: &str, target: &str, body: &Value) -> Value {
+        self.try_send(verb, target, Some(body)).await.unwrap()
+    }
+
+    /// A table, as kubectl gets it.
+    pub(crate) async fn table(&self, target: &str) -> Value {
+        let request = http::Request::get(target)
+            .header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+            .body(Vec::new())
+            .unwrap();
+        self.0.request(request).await.unwrap()
+    }
+
+    pub(crate) async fn try_send(
+        &self,
+        verb: &str,
+        target: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, Refusal> {
+        let content = match verb {
+            "PATCH" => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        let request = http::Request::builder()
+            .method(verb)
+            .uri(target)
+            .header("content-type", content)
+            .body(body.map(|b| b.to_string().into_bytes()).unwrap_or_default())
+            .unwrap();
+        match self.0.request(request).await {
+            Ok(value) => Ok(value),
+            Err(Error::Api(status)) => Err(Refusal {
+                message: status.message.clone(),
+                fields: status
+                    .details
+                    .into_iter()
+                    .flat_map(|details| details.causes)
+                    .map(|cause| cause.field)
+                    .collect(),
+            }),
+            Err(error) => panic!("{verb} {target}: {error}"),
+        }
+    }
+}
+
+/// Makes a namespace.
+pub(crate) async fn namespace(name: &str) -> Api {
+    let api = Api::new().await;
+    let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    api.send("POST", "/api/v1/namespaces", &body).await;
+    api
+}
+
+/// The store in a namespace, as a user of its own.
+pub(crate) async fn open(namespace: &str) -> KubeStore {
+    KubeStore::open(namespace, Some(&plane().kubeconfig("store")))
+        .await
+        .unwrap()
+}
