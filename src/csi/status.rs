@@ -77,7 +77,9 @@ impl Kind {
             store::Error::BadName(_) => Self::InvalidArgument,
             // The API server is gone, or too busy: it is worth another try.
             store::Error::Failed { .. } => Self::Unavailable,
-            store::Error::Refused { code, .. } if matches!(code, 429 | 500..) => Self::Unavailable,
+            store::Error::Refused {
+                code: 429 | 500.., ..
+            } => Self::Unavailable,
             store::Error::Io { .. } | store::Error::NoClient(_) | store::Error::Refused { .. } => {
                 Self::Internal
             }
