@@ -58,6 +58,12 @@ async fn fault_a_watch_outlives_the_api_server_and_tells_each_state_once() {
     }
     let mut all = store.volumes().watch(None);
     let mut one = store.volumes().watch(Some("changed"));
+    for _ in 0..2 {
+        assert!(
+            matches!(next(&mut all).await, Change::Put(_)),
+            "what there was"
+        );
+    }
     for count in 1..=3 {
         counted(&store, "changed", count).await;
     }
