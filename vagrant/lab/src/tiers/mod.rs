@@ -58,6 +58,9 @@ impl fmt::Display for Tier {
     }
 }
 
+/// Run by name only: the API server takes a long build, and the benchmark that and a quiet host.
+const BY_NAME: [Tier; 2] = [Tier::K8s, Tier::Bench];
+
 /// How many tests went how.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -94,6 +97,13 @@ pub fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<bool> {
     for tier in chosen(tier) {
         all.add(run_tier(tier, filter));
     }
+    if tier.is_none() {
+        for tier in BY_NAME {
+            progress::note(format!(
+                "tier {tier} is not part of this run: `cargo lab test {tier}` runs it"
+            ));
+        }
+    }
     // A build that links against the tests' target folder may have said something; this line is alone.
     println!(
         "{} passed, {} failed, {} skipped",
@@ -107,10 +117,9 @@ pub fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<bool> {
 fn chosen(tier: Option<Tier>) -> Vec<Tier> {
     match tier {
         Some(tier) => vec![tier],
-        // The benchmark wants a quiet host and a build of its own: it is run by name.
         None => {
             let mut all = Tier::value_variants().to_vec();
-            all.retain(|tier| *tier != Tier::Bench);
+            all.retain(|tier| !BY_NAME.contains(tier));
             all
         }
     }
