@@ -29,26 +29,14 @@ pub(super) fn cargo() -> Command {
 /// Every build selects the whole workspace, so that all of them share one set of the dependencies'
 /// features, and with it what has been built of them.
 pub(super) fn test(name: &str) -> Result<PathBuf> {
-    progress::part(&format!("building the tests `{name}`"), || {
-        executable(&["test", "--workspace", "--test", name, "--no-run"], name)
-    })
+    test_with(name, &[])
 }
 
-/// The same for a test program that wants a feature.
-pub(super) fn test_with(name: &str, feature: &str) -> Result<PathBuf> {
+/// The same with more arguments.
+pub(super) fn test_with(name: &str, more: &[&str]) -> Result<PathBuf> {
     progress::part(&format!("building the tests `{name}`"), || {
-        executable(
-            &[
-                "test",
-                "--workspace",
-                "--features",
-                feature,
-                "--test",
-                name,
-                "--no-run",
-            ],
-            name,
-        )
+        let all = [&["test", "--workspace", "--test", name, "--no-run"], more];
+        executable(&all.concat(), name)
     })
 }
 

@@ -24,7 +24,7 @@ const PROGRAMS: Programs = Programs {
 
 /// Builds the test program; gives its file.
 pub(super) fn tests() -> Result<PathBuf> {
-    build::test_with("k8s", "zvolt/conformance")
+    build::test_with("k8s", &["--features", "zvolt/conformance"])
 }
 
 pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
