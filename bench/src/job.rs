@@ -43,8 +43,8 @@ pub enum Work {
     },
     /// Export these zvols in one subsystem, by bare configfs writes alone, and take the exports away.
     Export {
-        /// Their devices.
-        zvols: Vec<PathBuf>,
+        /// Their names.
+        zvols: Vec<String>,
     },
     /// Stage and publish on the storage host itself, without a network.
     Local(Volume),

@@ -47,8 +47,8 @@ pub fn run(job: &Job) -> Result<()> {
             create_and_delete(&driver()?, many, pool, fs_type, &wanted)
         }
         Work::Export { zvols } => {
-            let nvmet = Target::at(NVMET);
-            rounds(many, &mut [&mut || target::export(&nvmet, zvols)])
+            let (nvmet, devices) = (Target::at(NVMET), target::devices(zvols)?);
+            rounds(many, &mut [&mut || target::export(&nvmet, &devices)])
         }
     }
 }

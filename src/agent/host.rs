@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use uuid::Uuid;
 use zvolt_kernel::nvmet::{NamespaceSpec, ObservedNamespace, ObservedSubsystem, Target};
-use zvolt_kernel::zfs::{self, Properties, Zfs, ZvolSpec};
+use zvolt_kernel::zfs::{self, PoolEvent, Properties, Zfs, ZvolSpec};
 use zvolt_kernel::{SysError, block};
 
 use super::loopback::Loopback;
@@ -45,6 +45,21 @@ pub struct KernelHost {
     costs: Mutex<HashMap<(u64, u64), BTreeMap<u64, u64>>>,
 }
 
+/// Has the agent told of what happens to the pools.
+fn hear_of_pools(zfs: &Zfs, teller: Arc<Teller>) -> Result<(), zfs::Error> {
+    zfs.on_pool_event(move |event| {
+        match event {
+            Ok(PoolEvent::State) => teller.tell(News::Pools),
+            Ok(PoolEvent::History) => teller.tell(News::Datasets),
+            Err(error) => tracing::warn!(
+                %error,
+                "no more events of the pools: what changes in them is seen some minutes later"
+            ),
+        }
+        true
+    })
+}
+
 impl KernelHost {
     /// Loads ZFS and listens for uevents.
     pub fn new(config: &AgentConfig) -> Result<Self, Failure> {
@@ -53,9 +68,11 @@ impl KernelHost {
         let target = Target::at(nvmet);
         let (portals, base) = (&config.portals, config.port_id_base);
         let ports = Ports::start(target.clone(), portals, base, teller.clone());
+        let zfs = Zfs::load().map_err(Failure::kernel)?;
+        hear_of_pools(&zfs, teller.clone()).map_err(Failure::kernel)?;
         Ok(Self {
             zvols: Zvols::start(sys, dev, teller.clone()).map_err(Failure::kernel)?,
-            zfs: Zfs::load().map_err(Failure::kernel)?,
+            zfs,
             target,
             ports: ports.map_err(Failure::kernel)?,
             teller,

@@ -42,6 +42,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::model::names;
 use crate::model::snapshot::Snapshot;
+use crate::model::storage_node::PoolStatus;
 use crate::model::volume::{Volume, reason};
 use crate::ops::Journal;
 use crate::store::{self, Objects, Store};
@@ -191,7 +192,8 @@ impl<S: Store, H: Host> Agent<S, H> {
             snapshots: Queue::new(&all, self.store.snapshots().watch(None), parallel),
             aside: JoinSet::new(),
             report: Some(Instant::now() + report::PERIOD),
-            is_stale: false,
+            pace: report::Pace::default(),
+            stale: None,
             searched: Vec::new(),
             held: None,
             awaited: Vec::new(),
@@ -233,8 +235,9 @@ struct Serving<S, H> {
     aside: JoinSet<Aside>,
     /// When the next report is due; `None` while one is made.
     report: Option<Instant>,
-    /// Something has changed while one is made.
-    is_stale: bool,
+    pace: report::Pace,
+    /// How long after a report that is made another one is due, since something has changed meanwhile.
+    stale: Option<Duration>,
     /// Pools that were looked through for what was left behind.
     searched: Vec<String>,
     /// When ports that were held for what is to be linked answer at the latest.
@@ -246,8 +249,8 @@ struct Serving<S, H> {
 
 /// What was done besides.
 enum Aside {
-    /// A report; the pools that can be used.
-    Reported(Result<Vec<String>, Stop>),
+    /// A report; the pools as they were found.
+    Reported(Result<Vec<PoolStatus>, Stop>),
     /// What was left behind; the datasets whose snapshots have moved.
     Collected(Vec<String>),
 }
@@ -338,7 +341,7 @@ impl<S: Store, H: Host> Serving<S, H> {
                 self.open_ports().await?;
             }
             () = until(self.report) => {
-                (self.report, self.is_stale) = (None, false);
+                (self.report, self.stale) = (None, None);
                 let all = self.all.clone();
                 self.aside.spawn(async move { Aside::Reported(all.report().await) });
             }
@@ -361,6 +364,8 @@ impl<S: Store, H: Host> Serving<S, H> {
                 self.volumes.nudge(|_| true);
                 self.open_when_linked().await?;
             }
+            News::Pools => self.report_within(report::SOON),
+            News::Datasets => self.report_within(report::PERIOD),
         }
         Ok(())
     }
@@ -390,11 +395,16 @@ impl<S: Store, H: Host> Serving<S, H> {
     /// What one object's reconcile did that concerns others.
     fn spread(&mut self, effects: &Effects) {
         if effects.space {
-            let soon = Instant::now() + report::SOON;
-            self.report = self.report.map(|at| at.min(soon));
-            self.is_stale = true;
+            self.report_within(report::SOON);
         }
         self.moved(&effects.moved);
+    }
+
+    /// Something has changed: what is being told now may not have it.
+    fn report_within(&mut self, wait: Duration) {
+        let at = Instant::now() + wait;
+        self.report = self.report.map(|due| due.min(at));
+        self.stale = self.stale.into_iter().chain([wait]).min();
     }
 
     /// Snapshots that were in these datasets are followed.
@@ -413,14 +423,15 @@ impl<S: Store, H: Host> Serving<S, H> {
     }
 
     /// The next report is due in a while. What was left behind is looked for now that the pools are known.
-    fn reported(&mut self, outcome: Result<Vec<String>, Stop>) {
-        let wait = match self.is_stale {
-            true => report::SOON,
-            false => report::PERIOD,
-        };
+    fn reported(&mut self, outcome: Result<Vec<PoolStatus>, Stop>) {
+        let wait = self.pace.after(outcome.as_deref().ok());
+        let wait = self.stale.map_or(wait, |stale| wait.min(stale));
         self.report = Some(Instant::now() + wait);
-        let pools = match outcome {
-            Ok(pools) => pools,
+        let pools: Vec<String> = match outcome {
+            Ok(pools) => {
+                let usable = pools.into_iter().filter(PoolStatus::is_usable);
+                usable.map(|pool| pool.name).collect()
+            }
             Err(error) => {
                 tracing::warn!(%error, "what this host can give could not be told");
                 return;

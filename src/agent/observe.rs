@@ -67,6 +67,10 @@ pub enum News {
     Zvol(String),
     /// A port can be listened on that could not be before.
     Ports,
+    /// A pool came or went, or is in another state.
+    Pools,
+    /// Somebody has changed datasets of a pool.
+    Datasets,
 }
 
 /// Where news go, once somebody listens.

@@ -1,7 +1,7 @@
 //! What this storage host can give, told to the controller: its StorageNode.
 //!
-//! Written off every path: before the agent is ready, a moment after something was made or destroyed, and every
-//! half minute; and only when it is news.
+//! Written off every path: before the agent is ready, a moment after something was made or destroyed or a pool has
+//! another state, and now and then; and only when it is news.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,33 @@ use crate::model::object::Metadata;
 use crate::model::storage_node::{PoolStatus, StorageNode, StorageNodeSpec, StorageNodeStatus};
 use crate::store::{self, Objects, Store, time};
 
-/// How often pools are looked at when nothing happens here: others use them too.
+/// How often pools are looked at that are in use: ZFS has no event for data that is written.
 pub(super) const PERIOD: Duration = Duration::from_secs(30);
+/// How often those in which nothing moves: a host without work is left asleep.
+const LONGEST: Duration = Duration::from_secs(480);
 /// How long after a change: those that come together are told together.
 pub(super) const SOON: Duration = Duration::from_millis(200);
 /// Writes that somebody else was faster with.
 const TRIES: usize = 8;
+
+/// How soon the next look is due when nothing is heard of.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    seen: Option<Vec<PoolStatus>>,
+    wait: Duration,
+}
+
+impl Pace {
+    /// After a look at the pools, or one that failed: twice as long as before where nothing has moved.
+    pub(super) fn after(&mut self, pools: Option<&[PoolStatus]>) -> Duration {
+        self.wait = match pools {
+            Some(_) if pools == self.seen.as_deref() => (2 * self.wait).min(LONGEST),
+            _ => PERIOD,
+        };
+        self.seen = pools.map(<[_]>::to_vec);
+        self.wait
+    }
+}
 
 /// Whether `new` tells something that matters: another pool, another health, other costs, or space that differs by
 /// more than a hundredth.
@@ -38,8 +59,8 @@ fn is_news(old: &[PoolStatus], new: &[PoolStatus]) -> bool {
 }
 
 impl<S: Store, H: Host> Reconciler<S, H> {
-    /// Looks at the pools and tells what is news. Gives the names of those that can be used.
-    pub(super) async fn report(self: Arc<Self>) -> Result<Vec<String>, Stop> {
+    /// Looks at the pools and tells what is news. Gives the pools.
+    pub(super) async fn report(self: Arc<Self>) -> Result<Vec<PoolStatus>, Stop> {
         let observed_at = time::now();
         let looking = self.clone();
         let look = tokio::task::spawn_blocking(move || looking.host.pools());
@@ -47,13 +68,11 @@ impl<S: Store, H: Host> Reconciler<S, H> {
             .await
             .map_err(|e| super::observe::Failure::kernel(format!("a look at the pools: {e}")))??;
         pools.sort_by(|one, other| one.name.cmp(&other.name));
-        let usable = pools.iter().filter(|p| p.is_usable());
-        let names = usable.map(|p| p.name.clone()).collect();
         let status = StorageNodeStatus { pools, observed_at };
         for _ in 0..TRIES {
             match self.tell(status.clone()).await {
                 Err(Stop::Conflict | Stop::Vanished) => {}
-                told => return told.map(|()| names),
+                told => return told.map(|()| status.pools),
             }
         }
         Err(Stop::Conflict)
@@ -101,6 +120,20 @@ mod tests {
             available,
             ..PoolStatus::default()
         }
+    }
+
+    #[test]
+    fn pools_in_which_nothing_moves_are_looked_at_less_and_less() {
+        let mut pace = Pace::default();
+        let (old, new) = ([pool(100_000, "ONLINE")], [pool(99_999, "ONLINE")]);
+        let mut after = |pools: Option<&[PoolStatus]>| pace.after(pools).as_secs();
+        assert_eq!(after(Some(&old)), 30);
+        let waits: Vec<_> = (0..6).map(|_| after(Some(&old))).collect();
+        assert_eq!(waits, [60, 120, 240, 480, 480, 480]);
+        assert_eq!(after(Some(&new)), 30);
+        assert_eq!(after(Some(&new)), 60);
+        assert_eq!(after(None), 30);
+        assert_eq!(after(Some(&[])), 30, "the last look failed");
     }
 
     #[test]

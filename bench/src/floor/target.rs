@@ -1,9 +1,12 @@
 //! Exports and hosts, by the target's configfs alone.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use uuid::Uuid;
+use zvolt_kernel::block;
 use zvolt_kernel::nvmet::{NamespaceSpec, PortSpec, SubsystemSpec, Target};
 
 use crate::sample::{Sample, Side, Watch};
@@ -30,8 +33,25 @@ pub fn admit_to_scratch(target: &Target, host_nqn: &str) -> Result<Vec<Sample>> 
     Ok(vec![admitted, expelled])
 }
 
-/// One subsystem with all of these zvols, on a port of its own, and away with it.
-pub fn export(target: &Target, zvols: &[PathBuf]) -> Result<Vec<Sample>> {
+/// The devices of these zvols. The kernel is asked: links below `/dev/zvol` come late, or not at all (C-1).
+pub fn devices(zvols: &[String]) -> Result<Vec<PathBuf>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir("/sys/block")? {
+        let device = Path::new("/dev").join(entry?.file_name());
+        if device.to_string_lossy().starts_with("/dev/zd") {
+            found.insert(block::zvol_name(&File::open(&device)?, &device)?, device);
+        }
+    }
+    let of = |zvol: &String| {
+        found
+            .remove(zvol)
+            .with_context(|| format!("zvol {zvol} has no device"))
+    };
+    zvols.iter().map(of).collect()
+}
+
+/// One subsystem with all of these devices, on a port of its own, and away with it.
+pub fn export(target: &Target, devices: &[PathBuf]) -> Result<Vec<Sample>> {
     let port = PortSpec {
         id: 999,
         address: Some("127.0.0.1:4999".parse()?),
@@ -42,13 +62,11 @@ pub fn export(target: &Target, zvols: &[PathBuf]) -> Result<Vec<Sample>> {
         model: "zvolt".into(),
     };
     let mut namespaces = Vec::new();
-    for (nsid, zvol) in (1..).zip(zvols) {
+    for (nsid, device) in (1..).zip(devices) {
         let identity = Uuid::new_v4();
         namespaces.push(NamespaceSpec {
             nsid,
-            device: zvol
-                .canonicalize()
-                .with_context(|| zvol.display().to_string())?,
+            device: device.clone(),
             uuid: identity,
             nguid: identity.into_bytes(),
         });

@@ -15,6 +15,7 @@
 mod clone;
 mod dataset;
 mod error;
+mod event;
 mod ffi;
 mod name;
 mod pool;
@@ -30,6 +31,7 @@ use worker::Worker;
 
 pub use clone::CloneSpec;
 pub use dataset::{Properties, ZvolSpec};
+pub use event::PoolEvent;
 pub use pool::{Pool, Vdev};
 pub use snapshot::{Destroy, Snapshot};
 

@@ -208,3 +208,20 @@ async fn what_the_host_can_give_is_told_before_ready_and_when_it_changes() {
     let now = rig.node().await;
     assert!(now.status.pools[0].available < 99 << 30, "{now:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_comes_is_told_when_the_kernel_says_so() {
+    let rig = Rig::new().await;
+    let mut watch = rig.store.storage_nodes().watch(None);
+    {
+        let mut world = rig.host.world.lock().unwrap();
+        world.pools.insert("dozer".into(), (78, "ONLINE".into()));
+    }
+    rig.news(News::Pools);
+    let has_both = async {
+        while rig.node().await.status.pools.len() < 2 {
+            watch.next().await.expect("the store is there");
+        }
+    };
+    soon(has_both).await;
+}

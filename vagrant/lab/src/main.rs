@@ -107,6 +107,9 @@ enum Verb {
         /// How many volumes are staged and exported at once, 0 for none; 1,000 unless --quick
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
         many: Option<u16>,
+        /// How many rounds of stage and publish, and at most so many of all else; 100 unless --quick
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+        rounds: Option<u32>,
         /// Where the report goes
         #[arg(long, value_name = "DIR", default_value = "target/bench")]
         folder: PathBuf,
@@ -201,11 +204,15 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Bench {
             quick,
             many,
+            rounds,
             folder,
             output,
         } => {
             let mut effort = if quick { Effort::QUICK } else { Effort::FULL };
             effort.many = many.map_or(effort.many, usize::from);
+            if let Some(rounds) = rounds {
+                (effort.rounds, effort.others) = (rounds, effort.others.min(rounds));
+            }
             let report = bench::run(effort)?;
             bench::write(&report, &folder)?;
             match output.output {

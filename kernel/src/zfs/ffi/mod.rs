@@ -3,6 +3,7 @@
 //! The prototypes are those of `sys/nvpair.h`, `libzfs_core.h`, `libzfs.h`, `zfs_prop.h`. They did not change
 //! between these versions except for `const`. Nothing of a struct's layout is assumed.
 
+mod event;
 pub(super) mod handle;
 mod lzc;
 pub(super) mod nvlist;
@@ -102,6 +103,7 @@ pub(super) struct Libraries {
     tables: Tables,
     zfs: handle::Functions,
     pool: pool::Functions,
+    event: event::Functions,
     /// Version of the userland, `2.3.9-1`.
     pub(super) userland: String,
 }
@@ -150,6 +152,7 @@ fn load_one(soname: &'static str) -> Result<Libraries, Error> {
         core: lzc::Functions::resolve(&core).map_err(lacks(LIBZFS_CORE))?,
         zfs: handle::Functions::resolve(&zfs).map_err(lacks(soname))?,
         pool: pool::Functions::resolve(&zfs).map_err(lacks(soname))?,
+        event: event::Functions::resolve(&zfs).map_err(lacks(soname))?,
     };
     // Never unloaded: the functions above live as long as the process.
     std::mem::forget((zfs, core, nv));

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use zvolt_kernel::zfs::{CloneSpec, Error, Pool, Vdev};
+use zvolt_kernel::zfs::{CloneSpec, Error, Pool, PoolEvent, Vdev};
 
 use super::{MIB, TestPool, device, must, noise, number, retry, run, write, zfs};
 
@@ -70,6 +72,38 @@ fn a_pool_tells_guid_health_and_space() {
     told.sort();
     assert!(names.contains(&pool.name));
     assert_eq!(names, told);
+}
+
+#[test]
+fn what_happens_to_a_pool_is_heard_of() {
+    let (zfs, pool) = (zfs(), TestPool::of(&["mirror"], 2, 256 * MIB));
+    let (tell, told) = mpsc::channel();
+    zfs.on_pool_event(move |event| tell.send(event).is_ok())
+        .unwrap();
+    let hears = |event: PoolEvent, act: &dyn Fn()| {
+        told.try_iter().for_each(drop);
+        act();
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let heard = told.recv_timeout(left).expect("it is heard of").unwrap();
+            if heard == event {
+                return;
+            }
+        }
+    };
+    hears(PoolEvent::History, &|| {
+        zfs.create_zvol(&pool.spec("v")).unwrap();
+    });
+    let leg = pool.file(1);
+    let leg = leg.to_str().unwrap();
+    hears(PoolEvent::State, &|| {
+        must("zpool", &["offline", &pool.name, leg]);
+    });
+    must("zpool", &["online", &pool.name, leg]);
+    retry(|| (zfs.pool(&pool.name).unwrap().health == "ONLINE").then_some(()));
+    hears(PoolEvent::State, &|| pool.export());
+    hears(PoolEvent::State, &|| pool.import());
 }
 
 #[test]

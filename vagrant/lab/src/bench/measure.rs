@@ -139,7 +139,7 @@ impl Bench<'_> {
                 volumes: volumes.clone(),
                 numbers: AT_ONCE.to_vec(),
             };
-            self.job(NODE, ROUNDS_AT_ONCE, work)
+            self.job(NODE, ROUNDS_AT_ONCE.min(self.effort.rounds), work)
         })?;
         for volume in volumes {
             self.controller.controller_unpublish(&volume.id, NODE)?;

@@ -2,7 +2,6 @@
 //! many to export.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -124,9 +123,9 @@ impl Bench<'_> {
 
 /// All exports anew, by the agent and by bare configfs writes, in turn.
 fn exports(bench: &Bench<'_>, storage: &Member<'_>, volumes: &[Volume]) -> Result<Vec<Sample>> {
-    let zvols: Vec<PathBuf> = volumes
+    let zvols: Vec<String> = volumes
         .iter()
-        .map(|v| format!("/dev/zvol/tank/csi/block/{}", v.id).into())
+        .map(|v| format!("tank/csi/block/{}", v.id))
         .collect();
     let mut samples = Vec::new();
     for _ in 0..STARTS {
