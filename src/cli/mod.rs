@@ -58,11 +58,33 @@ Example, on the storage host:
 
 Needs root, ZFS, and the modules nvmet, nvmet-tcp and nvme-tcp.";
 
+const CONTROLLER: &str = "\
+Example, beside the orchestrator's sidecars:
+    zvolt controller --namespace zvolt --endpoint unix:///run/zvolt/controller.sock
+
+    zvolt trace --endpoint unix:///run/zvolt/controller.sock
+
+Needs no root; in the cluster what deploy/crds and deploy/rbac/controller.yaml have. Any number of them may serve one
+namespace.";
+
 #[derive(Debug, Subcommand)]
 enum Mode {
     /// Controller, agent and node in one process, on an embedded store: no Kubernetes needed
     #[command(after_help = STANDALONE, after_long_help = format!("{STANDALONE}\n\n{}", parameters::help()))]
     Standalone(options::Standalone),
+    /// The controller of a cluster: it writes what is wanted into the Kubernetes API, and touches no kernel
+    #[command(after_help = CONTROLLER, after_long_help = format!("{CONTROLLER}\n\n{}", parameters::help()))]
+    Controller(options::Controller),
+    /// The agent of a storage host in a cluster: it makes true what is wanted of its pools
+    #[command(after_help = "\
+Example, on every storage host:
+    zvolt agent --node-id storage0 --portal 10.0.0.1:4420 --namespace zvolt --kubeconfig /etc/zvolt/agent.kubeconfig
+
+    zvolt trace --endpoint unix:///run/zvolt/agent.sock
+
+Needs root, ZFS, and the modules nvmet and nvmet-tcp; in the cluster what deploy/crds and deploy/rbac/agent.yaml have. One
+agent a host.")]
+    Agent(options::Agent),
     /// A consumer: attach, mount, publish
     #[command(after_help = "\
 Example, on every machine that uses volumes:
@@ -96,11 +118,19 @@ pub fn run() -> ExitCode {
     let outcome = match cli.mode {
         Mode::Standalone(options) => {
             telemetry::start(cli.log_format);
-            serve::run(options.node, Some(options.storage))
+            serve::standalone(options)
+        }
+        Mode::Controller(options) => {
+            telemetry::start(cli.log_format);
+            serve::controller(options)
+        }
+        Mode::Agent(options) => {
+            telemetry::start(cli.log_format);
+            serve::agent(options)
         }
         Mode::Node(options) => {
             telemetry::start(cli.log_format);
-            serve::run(options, None)
+            serve::node(options)
         }
         Mode::Trace(options) => trace::run(&options).map(|()| Exit::Fine),
     };
@@ -145,8 +175,50 @@ mod tests {
     }
 
     #[test]
+    fn the_modes_of_a_cluster_need_its_namespace_and_have_no_store_of_their_own() {
+        let cli = parse("zvolt controller --namespace zvolt --consumer n0,n1").unwrap();
+        let Mode::Controller(options) = cli.mode else {
+            panic!("controller")
+        };
+        assert_eq!(options.consumers.consumers, ["n0", "n1"]);
+        assert_eq!(options.cluster.kubeconfig, None);
+        let cli = parse(
+            "zvolt agent --node-id s0 --portal 10.0.0.1:4420 --namespace zvolt --kubeconfig /k",
+        );
+        let Mode::Agent(options) = cli.unwrap().mode else {
+            panic!("agent")
+        };
+        assert_eq!(options.cluster.namespace, "zvolt");
+        for bad in [
+            "zvolt controller",
+            "zvolt controller --namespace zvolt --store /s",
+            "zvolt controller --namespace zvolt --portal 10.0.0.1:4420",
+            "zvolt agent --node-id s0 --portal 10.0.0.1:4420",
+            "zvolt agent --node-id s0 --namespace zvolt",
+            "zvolt agent --portal 10.0.0.1:4420 --namespace zvolt --consumer n0",
+            "zvolt node --node-id n --namespace zvolt",
+            "zvolt standalone --node-id s0 --portal 10.0.0.1:4420 --namespace zvolt",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn hostile_options_are_refused() {
         for bad in [
+            "zvolt controller --namespace a/b",
+            "zvolt controller --namespace ..",
+            "zvolt controller --namespace A",
+            "zvolt controller --namespace a?watch=true",
+            "zvolt controller --namespace n --kubeconfig relative",
+            "zvolt controller --namespace n --kubeconfig /a/../b",
+            "zvolt controller --namespace n --kubeconfig /a/",
+            "zvolt controller --namespace n --endpoint tcp://1.2.3.4:5",
+            "zvolt controller --namespace n --consumer a/b",
+            "zvolt controller --namespace n --rpc-timeout 0",
+            "zvolt agent --node-id a/b --portal 10.0.0.1:1 --namespace n",
+            "zvolt agent --node-id s --portal 0.0.0.0:1 --namespace n",
+            "zvolt agent --node-id s --portal 10.0.0.1:1 --namespace n --parallel 0",
             "zvolt node --node-id a/b",
             "zvolt node --node-id n --endpoint tcp://1.2.3.4:5",
             "zvolt node --node-id n --kubelet-dir relative",

@@ -25,25 +25,41 @@ use crate::node::Node;
 use crate::ops::Journal;
 use crate::store::Store;
 
-/// What one process serves.
+/// What one process serves: the Trace service, and these. Identity comes with any of them.
 #[derive(Debug)]
 pub struct Services<S> {
-    /// The consumer side.
-    pub node: Arc<Node>,
-    /// CSI node ID.
-    pub node_id: String,
-    /// All paths of the node's calls lie below it.
-    pub kubelet_dir: PathBuf,
-    /// The store behind the Controller services, where those are served.
-    pub store: Option<Arc<S>>,
-    /// CSI node IDs that may have volumes, besides this one; none is any.
-    pub consumers: Vec<String>,
+    /// The Controller services.
+    pub controller: Option<ControllerSide<S>>,
+    /// The Node service.
+    pub node: Option<NodeSide>,
     /// Finished operations.
     pub journal: Journal,
     /// The deadline of a call whose client names none.
     pub deadline: Duration,
     /// How long a stop waits for the calls that run.
     pub grace: Duration,
+}
+
+/// What is behind the Controller services.
+#[derive(Debug)]
+pub struct ControllerSide<S> {
+    /// Where agents are told what is wanted.
+    pub store: Arc<S>,
+    /// The storage host, when there is but one and it is this: new volumes live here until its agent has said what it has.
+    pub owner: Option<String>,
+    /// CSI node IDs that may have volumes, besides the owner; none is any.
+    pub consumers: Vec<String>,
+}
+
+/// What is behind the Node service.
+#[derive(Debug)]
+pub struct NodeSide {
+    /// The consumer.
+    pub node: Arc<Node>,
+    /// CSI node ID.
+    pub node_id: String,
+    /// All paths of the node's calls lie below it.
+    pub kubelet_dir: PathBuf,
 }
 
 /// Why the server ended.
@@ -67,36 +83,43 @@ pub async fn serve<S: Store>(
     let grace = services.grace;
     // The sides do not share their locks: a node may unstage while the controller publishes elsewhere.
     let calls = || Calls::new(services.deadline, running.clone());
-    let identity = IdentityService {
-        controller: match services.store {
-            Some(_) => identity::Controller::Served,
-            None => identity::Controller::Elsewhere,
-        },
-        calls: calls(),
+    let where_controller = match services.controller {
+        Some(_) => identity::Controller::Served,
+        None => identity::Controller::Elsewhere,
     };
-    let site = Site {
-        owner: services.node_id.clone(),
-        consumers: services.consumers.into_iter().collect(),
-    };
-    let (controller, group) = match services.store {
-        Some(store) => {
-            let journal = services.journal.clone();
-            let (controller, calls) = (Arc::new(Controller::new(store, site, journal)), calls());
+    let is_plugin = services.controller.is_some() || services.node.is_some();
+    let identity = is_plugin.then(|| {
+        IdentityServer::new(IdentityService {
+            controller: where_controller,
+            calls: calls(),
+        })
+    });
+    let journal = services.journal.clone();
+    let (controller, group) = services
+        .controller
+        .map(|side| {
+            let site = Site {
+                owner: side.owner,
+                consumers: side.consumers.into_iter().collect(),
+            };
+            let controller = Arc::new(Controller::new(side.store, site, journal));
+            // One volume's or snapshot's calls exclude each other in both services.
+            let calls = calls();
             let group = GroupService::new(controller.clone(), calls.clone());
-            let controller = ControllerService::new(controller, calls);
             (
-                Some(ControllerServer::new(controller)),
-                Some(GroupControllerServer::new(group)),
+                ControllerServer::new(ControllerService::new(controller, calls)),
+                GroupControllerServer::new(group),
             )
-        }
-        None => (None, None),
-    };
-    let node = NodeService {
-        node: services.node,
-        node_id: services.node_id,
-        kubelet_dir: services.kubelet_dir,
-        calls: calls(),
-    };
+        })
+        .unzip();
+    let node = services.node.map(|side| {
+        NodeServer::new(NodeService {
+            node: side.node,
+            node_id: side.node_id,
+            kubelet_dir: side.kubelet_dir,
+            calls: calls(),
+        })
+    });
     let trace = TraceService {
         journal: services.journal,
         calls: calls(),
@@ -104,9 +127,9 @@ pub async fn serve<S: Store>(
     drop(running);
     let mut stopping = stop.clone();
     let serving = Server::builder()
-        .add_service(IdentityServer::new(identity))
-        .add_service(NodeServer::new(node))
         .add_service(TraceServer::new(trace))
+        .add_optional_service(identity)
+        .add_optional_service(node)
         .add_optional_service(controller)
         .add_optional_service(group)
         .serve_with_incoming_shutdown(UnixListenerStream::new(listening.listener()?), async move {

@@ -1,6 +1,6 @@
 //! The services over a real socket.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,13 +19,13 @@ use zvolt_proto::csi::node_client::NodeClient;
 use zvolt_proto::trace::ListOperationsRequest;
 use zvolt_proto::trace::trace_client::TraceClient;
 
-use super::server::{Error, Services, serve};
+use super::server::{ControllerSide, Error, NodeSide, Services, serve};
 use super::socket::{Endpoint, Listening};
 use crate::node::{Node, NodeConfig};
 use crate::ops::Journal;
 use crate::store::dir::DirStore;
 
-/// A server with a store in which no agent works.
+/// A server.
 struct Served {
     channel: Channel,
     socket: PathBuf,
@@ -34,29 +34,50 @@ struct Served {
     _dir: TempDir,
 }
 
+/// All that there is, with a store in which no agent works.
 async fn served() -> Served {
+    serving(|dir, journal| {
+        let kubelet_dir = dir.to_owned();
+        let config = NodeConfig {
+            node_id: "storage0".into(),
+            kubelet_dir: kubelet_dir.clone(),
+            nr_io_queues: None,
+            fast_io_fail_tmo: -1,
+            keep_alive_tmo: 5,
+            reconnect_delay: 2,
+            host_traddr: None,
+            host_iface: None,
+            max_volumes: Some(77),
+            udev_rules: None,
+            roots: Default::default(),
+        };
+        let node = NodeSide {
+            node: Node::start(config, journal).unwrap(),
+            node_id: "storage0".into(),
+            kubelet_dir,
+        };
+        (Some(controller(dir, Some("storage0"))), Some(node))
+    })
+    .await
+}
+
+fn controller(dir: &Path, owner: Option<&str>) -> ControllerSide<DirStore> {
+    ControllerSide {
+        store: Arc::new(DirStore::open(&dir.join("store")).unwrap()),
+        owner: owner.map(str::to_owned),
+        consumers: Vec::new(),
+    }
+}
+
+type Sides = (Option<ControllerSide<DirStore>>, Option<NodeSide>);
+
+async fn serving(sides: impl FnOnce(&Path, Journal) -> Sides) -> Served {
     let dir = tempfile::tempdir().unwrap();
     let journal = Journal::new(16);
-    let kubelet_dir = dir.path().to_owned();
-    let config = NodeConfig {
-        node_id: "storage0".into(),
-        kubelet_dir: kubelet_dir.clone(),
-        nr_io_queues: None,
-        fast_io_fail_tmo: -1,
-        keep_alive_tmo: 5,
-        reconnect_delay: 2,
-        host_traddr: None,
-        host_iface: None,
-        max_volumes: Some(77),
-        udev_rules: None,
-        roots: Default::default(),
-    };
+    let (controller, node) = sides(dir.path(), journal.clone());
     let services = Services {
-        node: Node::start(config, journal.clone()).unwrap(),
-        node_id: "storage0".into(),
-        kubelet_dir,
-        store: Some(Arc::new(DirStore::open(&dir.path().join("store")).unwrap())),
-        consumers: Vec::new(),
+        controller,
+        node,
         journal,
         deadline: Duration::from_secs(60),
         grace: Duration::from_secs(5),
@@ -169,6 +190,49 @@ async fn says_who_it_is_and_only_what_holds() {
         Code::InvalidArgument,
         "served, and nothing was said"
     );
+}
+
+#[tokio::test]
+async fn a_controller_alone_is_no_node_and_waits_for_an_agent() {
+    let served = serving(|dir, _| (Some(controller(dir, None)), None)).await;
+    let mut identity = IdentityClient::new(served.channel.clone());
+    let capabilities = identity
+        .get_plugin_capabilities(csi::GetPluginCapabilitiesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .capabilities;
+    assert_eq!(capabilities.len(), 3, "{capabilities:?}");
+    let mut node = NodeClient::new(served.channel.clone());
+    let outcome = node.node_get_info(csi::NodeGetInfoRequest {}).await;
+    assert_eq!(code(outcome), Code::Unimplemented);
+    let mut controller = ControllerClient::new(served.channel.clone());
+    let status = controller
+        .create_volume(create("pvc-early"))
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(
+        status.message().contains("zvolt agent"),
+        "{}",
+        status.message()
+    );
+}
+
+#[tokio::test]
+async fn an_agents_socket_has_the_trace_and_no_csi() {
+    let served = serving(|_, _| (None, None)).await;
+    let mut trace = TraceClient::new(served.channel.clone());
+    trace
+        .list_operations(ListOperationsRequest::default())
+        .await
+        .expect("its operations are told");
+    let mut identity = IdentityClient::new(served.channel.clone());
+    let outcome = identity.probe(csi::ProbeRequest {}).await;
+    assert_eq!(code(outcome), Code::Unimplemented);
+    let mut controller = ControllerClient::new(served.channel.clone());
+    let outcome = controller.create_volume(create("pvc-none")).await;
+    assert_eq!(code(outcome), Code::Unimplemented);
 }
 
 #[tokio::test]

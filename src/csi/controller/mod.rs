@@ -1,4 +1,7 @@
 //! The Controller service: writes intent into the store and waits for the agent. Touches no kernel.
+//!
+//! Any number of controllers may serve one store, and none leads: each judges the newest state of an object, and its write
+//! or delete is refused when somebody else has written since. Room that two promise at once is the agent's to refuse.
 
 mod change;
 mod create;
@@ -41,15 +44,17 @@ pub(super) struct Controller<S> {
 /// Where the controller works, and for whom.
 #[derive(Debug, Clone)]
 pub(super) struct Site {
-    /// Where new volumes live, until the first agent has said what it has.
-    pub(super) owner: String,
+    /// Where new volumes live, until the first agent has said what it has; with none, they wait for that.
+    pub(super) owner: Option<String>,
     /// CSI node IDs that may have volumes; none is any.
     pub(super) consumers: BTreeSet<String>,
 }
 
 impl Site {
     fn has_consumer(&self, node: &str) -> bool {
-        self.consumers.is_empty() || self.consumers.contains(node) || self.owner == node
+        self.consumers.is_empty()
+            || self.consumers.contains(node)
+            || self.owner.as_deref() == Some(node)
     }
 }
 

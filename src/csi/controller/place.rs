@@ -55,6 +55,10 @@ impl<S: Store> Controller<S> {
             ));
         };
         let (nodes, claims) = self.stock(deadline).await?;
+        let has_spoken = |node: &StorageNode| !node.status.observed_at.is_empty();
+        if self.site.owner.is_none() && !nodes.iter().any(has_spoken) {
+            return Err(no_agent());
+        }
         let place = match self.unseen(&nodes, demand) {
             Some(place) => place,
             None => placement::place(&nodes, &claims, demand).map_err(|error| {
@@ -122,15 +126,15 @@ impl<S: Store> Controller<S> {
         Ok((nodes, claims))
     }
 
-    /// The first pool that is asked for, on this host, when nobody has said that there is any of them: it may be
-    /// newer than what this host's agent has said, which has the last word.
+    /// The first pool that is asked for, on the owner, when nobody has said that there is any of them: it may be
+    /// newer than what its agent has said, which has the last word.
     fn unseen(&self, nodes: &[StorageNode], demand: &Demand<'_>) -> Option<Place> {
-        let owner = &self.site.owner;
+        let owner = self.site.owner.as_deref()?;
         let is_seen = |node: &StorageNode| {
             let mut pools = node.status.pools.iter();
             pools.any(|pool| demand.pools.contains(&pool.name))
         };
-        let is_ours = nodes.is_empty() || nodes.iter().any(|n| n.spec.node_name == *owner);
+        let is_ours = nodes.is_empty() || nodes.iter().any(|n| n.spec.node_name == owner);
         let is_new = nodes.is_empty() || (demand.node.is_none() && !nodes.iter().any(is_seen));
         (is_ours && is_new).then_some(())?;
         Some(Place {
@@ -160,6 +164,14 @@ impl<S: Store> Controller<S> {
         let nodes = within(deadline, self.store.storage_nodes().list()).await?;
         Ok(pool_in(&nodes, volume).cloned())
     }
+}
+
+fn no_agent() -> Refusal {
+    Refusal::new(
+        Kind::Unavailable,
+        "no agent has said which pools there are: start `zvolt agent` on a storage host, in this controller's namespace, \
+         and see its log",
+    )
 }
 
 /// The volume's pool, when its host has it: by its GUID, once the volume is made.

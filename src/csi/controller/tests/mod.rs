@@ -6,6 +6,7 @@ mod health;
 mod lists;
 mod placement;
 mod publish;
+mod replicas;
 mod snapshots;
 mod sources;
 
@@ -51,7 +52,8 @@ type Play = Arc<Mutex<Fate>>;
 pub(super) struct Room {
     pub(super) controller: Arc<Controller<DirStore>>,
     play: Play,
-    _dir: TempDir,
+    /// Kept while the store is used.
+    dir: Arc<TempDir>,
 }
 
 impl Room {
@@ -60,6 +62,27 @@ impl Room {
     }
 
     pub(super) fn for_consumers(fate: Fate, consumers: &[&str]) -> Self {
+        Self::of_site(
+            fate,
+            Site {
+                owner: Some("storage0".into()),
+                consumers: consumers.iter().map(|node| (*node).to_owned()).collect(),
+            },
+        )
+    }
+
+    /// Several hosts, none of which is this.
+    pub(super) fn of_many_hosts(fate: Fate) -> Self {
+        Self::of_site(
+            fate,
+            Site {
+                owner: None,
+                consumers: Default::default(),
+            },
+        )
+    }
+
+    fn of_site(fate: Fate, site: Site) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(DirStore::open(dir.path()).unwrap());
         let play = Arc::new(Mutex::new(fate));
@@ -67,14 +90,10 @@ impl Room {
         tokio::spawn(answer_volumes(store.clone(), watch, play.clone()));
         let watch = store.snapshots().watch(None);
         tokio::spawn(answer_snapshots(store.clone(), watch, play.clone()));
-        let site = Site {
-            owner: "storage0".into(),
-            consumers: consumers.iter().map(|node| (*node).to_owned()).collect(),
-        };
         Self {
             controller: Arc::new(Controller::new(store, site, Journal::new(64))),
             play,
-            _dir: dir,
+            dir: Arc::new(dir),
         }
     }
 

@@ -123,6 +123,28 @@ async fn a_pool_that_nobody_has_spoken_of_is_asked_for_at_its_host() {
 }
 
 #[tokio::test]
+async fn with_no_host_of_its_own_a_volume_waits_for_the_first_report() {
+    let room = Room::of_many_hosts(Fate::Ready);
+    refused(
+        room.create(&sized("v", "tank", GIB)).await,
+        Kind::Unavailable,
+        "start `zvolt agent` on a storage host",
+    );
+    assert_eq!(
+        room.controller.store.volumes().list().await.unwrap(),
+        Vec::new()
+    );
+    room.host("storage1", vec![pool("tank", 4 * GIB)]).await;
+    room.create(&sized("v", "tank", GIB)).await.unwrap();
+    assert_eq!(room.home("v").await, ("storage1".into(), "tank".into()));
+    refused(
+        room.create(&sized("w", "thank", GIB)).await,
+        Kind::InvalidArgument,
+        "tank on storage1",
+    );
+}
+
+#[tokio::test]
 async fn a_copy_goes_where_its_source_is_or_nowhere() {
     let room = Room::new(Fate::Ready);
     room.host("storage0", vec![pool("tank", 4 * GIB)]).await;
