@@ -85,7 +85,7 @@ async fn refuses_bad_names<S: Objects<Volume>>(one: &S) {
             "{name:?}"
         );
         assert!(
-            matches!(one.delete(name).await, Err(Error::BadName(_))),
+            matches!(one.delete(&volume(name)).await, Err(Error::BadName(_))),
             "{name:?}"
         );
         assert!(
@@ -139,26 +139,35 @@ async fn refuses_an_old_version<S: Objects<Volume>>(one: &S, other: &S) {
         Err(Error::Conflict(..))
     ));
     assert!(matches!(
-        one.update_spec(stale).await,
+        one.update_spec(stale.clone()).await,
         Err(Error::Conflict(..))
     ));
+    assert!(matches!(one.delete(&stale).await, Err(Error::Conflict(..))));
+    assert!(!newest(other, "old").await.is_deleting());
     assert!(matches!(
         one.update_status(volume("none")).await,
         Err(Error::NotFound(..))
     ));
-    assert!(matches!(one.delete("none").await, Err(Error::NotFound(..))));
+    assert!(matches!(
+        one.delete(&volume("none")).await,
+        Err(Error::NotFound(..))
+    ));
+}
+
+async fn newest<S: Objects<Volume>>(store: &S, name: &str) -> Volume {
+    store.get(name).await.unwrap().expect("it is there")
 }
 
 async fn deletes_with_the_last_finalizer<S: Objects<Volume>>(one: &S, other: &S) {
-    one.create(volume("final")).await.unwrap();
-    one.delete("final").await.unwrap();
+    let made = one.create(volume("final")).await.unwrap();
+    one.delete(&made).await.unwrap();
     let mut marked = other
         .get("final")
         .await
         .unwrap()
         .expect("its finalizer keeps it");
     assert!(marked.is_deleting());
-    other.delete("final").await.expect("asking twice is fine");
+    other.delete(&marked).await.expect("asking twice is fine");
     assert_eq!(
         other.get("final").await.unwrap().as_ref(),
         Some(&marked),
@@ -169,8 +178,8 @@ async fn deletes_with_the_last_finalizer<S: Objects<Volume>>(one: &S, other: &S)
     assert_eq!(one.get("final").await.unwrap(), None);
     let mut free = volume("final");
     free.metadata.finalizers.clear();
-    one.create(free).await.unwrap();
-    one.delete("final").await.unwrap();
+    let made = one.create(free).await.unwrap();
+    one.delete(&made).await.unwrap();
     assert_eq!(other.get("final").await.unwrap(), None);
 }
 
@@ -178,15 +187,17 @@ async fn a_name_used_again_is_another_object<S: Objects<Volume>>(one: &S, other:
     let mut free = volume("again");
     free.metadata.finalizers.clear();
     let first = one.create(free.clone()).await.unwrap();
-    one.delete("again").await.unwrap();
+    one.delete(&first).await.unwrap();
     let second = other.create(free).await.unwrap();
     assert_ne!(first.metadata.uid, second.metadata.uid);
     let mut stale = first;
+    assert!(matches!(one.delete(&stale).await, Err(Error::Conflict(..))));
     stale.status.was_ready = true;
     assert!(matches!(
         one.update_status(stale).await,
         Err(Error::Conflict(..))
     ));
+    assert_eq!(newest(other, "again").await, second);
 }
 
 async fn next(watch: &mut Watch<Volume>) -> Change<Volume> {
@@ -208,7 +219,7 @@ async fn watches_in_order<S: Objects<Volume>>(one: &S, other: &S) {
     for watch in [&mut own, &mut foreign] {
         assert!(matches!(next(watch).await, Change::Put(v) if *v == ready));
     }
-    one.delete("seen").await.unwrap();
+    one.delete(&ready).await.unwrap();
     for watch in [&mut own, &mut foreign] {
         let Change::Put(v) = next(watch).await else {
             panic!("it is there until its finalizer is gone")

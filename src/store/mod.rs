@@ -115,8 +115,9 @@ pub trait Objects<T: Object>: Send + Sync + 'static {
     fn update_spec(&self, object: T) -> impl Future<Output = Result<T, Error>> + Send;
     /// Writes `status`; all else is left alone. The resource version must be the newest.
     fn update_status(&self, object: T) -> impl Future<Output = Result<T, Error>> + Send;
-    /// Asks for deletion. Fine when it was asked for already; `NotFound` when there is no such object.
-    fn delete(&self, name: &str) -> impl Future<Output = Result<(), Error>> + Send;
+    /// Asks for the deletion of the object in exactly this state: whoever judged that it may go judged the newest. The
+    /// resource version must be that; fine when it was asked for already; `NotFound` when there is no such object.
+    fn delete(&self, object: &T) -> impl Future<Output = Result<(), Error>> + Send;
     /// Changes of all objects (`None`) or of one, from now on.
     fn watch(&self, name: Option<&str>) -> Watch<T>;
 }

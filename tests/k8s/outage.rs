@@ -96,8 +96,8 @@ async fn fault_a_watch_outlives_the_api_server_and_tells_each_state_once() {
     off(|| plane().start_api_server().unwrap()).await;
     let mut gone = store.volumes().get("quiet").await.unwrap().unwrap();
     gone.metadata.finalizers.clear();
-    store.volumes().update_spec(gone).await.unwrap();
-    store.volumes().delete("quiet").await.unwrap();
+    let gone = store.volumes().update_spec(gone).await.unwrap();
+    store.volumes().delete(&gone).await.unwrap();
     let mut told = Vec::new();
     while !matches!(told.last(), Some(Change::Gone(_))) {
         told.push(next(&mut all).await);

@@ -38,8 +38,8 @@ impl Objects<Volume> for Volumes {
         self.0.volumes().update_status(object).await
     }
 
-    async fn delete(&self, name: &str) -> Result<(), Error> {
-        self.0.volumes().delete(name).await
+    async fn delete(&self, object: &Volume) -> Result<(), Error> {
+        self.0.volumes().delete(object).await
     }
 
     fn watch(&self, name: Option<&str>) -> Watch<Volume> {

@@ -138,8 +138,8 @@ impl<T: Object> Objects<T> for Kind<T> {
         self.write(&object, |now| now.take_status(&object))
     }
 
-    async fn delete(&self, name: &str) -> Result<(), Error> {
-        self.ask_to_delete(name);
+    async fn delete(&self, object: &T) -> Result<(), Error> {
+        self.ask_to_delete(&object.metadata().name);
         Ok(())
     }
 

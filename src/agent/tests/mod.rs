@@ -16,7 +16,7 @@ use crate::model::volume::{State, WriteProtect, reason};
 use crate::ops::timeline::Operation;
 use crate::store::conformance::{initiator, volume};
 use crate::store::dir::DirStore;
-use rig::{Rig, soon, version};
+use rig::{Rig, ask_to_delete, soon, version};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_volumes_whole_life() {
@@ -43,7 +43,7 @@ async fn a_volumes_whole_life() {
 
     rig.map("v", &["node1"]).await;
     rig.until_published("v", &["node1"]).await;
-    rig.store.volumes().delete("v").await.unwrap();
+    ask_to_delete(rig.store.volumes(), "v").await;
     rig.until("v", |v| v.is_none()).await;
     rig.settled().await;
     let world = rig.host.world.lock().unwrap().clone();
@@ -232,7 +232,7 @@ async fn a_deletion_that_must_wait_says_why() {
         .get_mut("tank/csi/block/v")
         .unwrap()
         .busy = true;
-    rig.store.volumes().delete("v").await.unwrap();
+    ask_to_delete(rig.store.volumes(), "v").await;
     let waiting = rig
         .until("v", |v| v.is_some_and(|v| v.trouble().is_some()))
         .await
@@ -486,7 +486,7 @@ async fn what_was_asked_while_no_agent_ran_is_done_before_ready() {
         .create(volume("unwanted"))
         .await
         .unwrap();
-    rig.store.volumes().delete("unwanted").await.unwrap();
+    ask_to_delete(rig.store.volumes(), "unwanted").await;
     rig.start().await;
     assert_eq!(rig.get("new").await.status.state, State::Ready);
     assert_eq!(rig.store.volumes().get("unwanted").await.unwrap(), None);
@@ -512,7 +512,7 @@ async fn a_name_that_is_used_again_is_another_volume() {
         .get_mut("tank/csi/block/v")
         .unwrap()
         .content = Content::Data;
-    rig.store.volumes().delete("v").await.unwrap();
+    ask_to_delete(rig.store.volumes(), "v").await;
     rig.until("v", |v| v.is_none()).await;
     rig.store.volumes().create(volume("v")).await.unwrap();
     let refused = rig
@@ -520,7 +520,7 @@ async fn a_name_that_is_used_again_is_another_volume() {
         .await
         .unwrap();
     assert_eq!(refused.status.conditions[0].reason, reason::DATASET_FOREIGN);
-    rig.store.volumes().delete("v").await.unwrap();
+    ask_to_delete(rig.store.volumes(), "v").await;
     rig.until("v", |v| v.is_none()).await;
     let world = rig.host.world.lock().unwrap();
     assert_eq!(
@@ -543,7 +543,7 @@ async fn many_volumes_at_once() {
     }
     for n in 0..MANY {
         rig.until_ready(&format!("v{n}")).await;
-        rig.store.volumes().delete(&format!("v{n}")).await.unwrap();
+        ask_to_delete(rig.store.volumes(), &format!("v{n}")).await;
     }
     for n in 0..MANY {
         rig.until(&format!("v{n}"), |v| v.is_none()).await;

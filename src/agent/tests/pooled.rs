@@ -95,7 +95,7 @@ async fn rule_04_fencing_one_leaves_the_other_and_a_deleted_one_gives_its_place_
     assert_eq!(fenced.status.placements, []);
     let done = rig.host.done.lock().unwrap().clone();
     assert_eq!(done, ["remove namespace"], "and nothing else in the target");
-    rig.store.volumes().delete("v1").await.unwrap();
+    ask_to_delete(rig.store.volumes(), "v1").await;
     rig.until("v1", |v| v.is_none()).await;
     assert_eq!(subsystems(&rig), [0, 2, 1]);
     for name in ["w0", "w1"] {

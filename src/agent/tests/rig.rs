@@ -4,6 +4,7 @@ use zvolt_kernel::zfs;
 
 use super::*;
 use crate::agent::snapshots::observe::Snapshots;
+use crate::model::object::Object;
 use crate::model::storage_node::PoolStatus;
 use crate::model::volume::MappedInitiator;
 
@@ -257,8 +258,19 @@ impl Rig {
     pub(super) async fn settled(&self) {
         self.store.volumes().create(volume("last")).await.unwrap();
         self.until_ready("last").await;
-        self.store.volumes().delete("last").await.unwrap();
+        ask_to_delete(self.store.volumes(), "last").await;
         self.until("last", |v| v.is_none()).await;
+    }
+}
+
+/// Asks for an object's deletion, whatever the agent writes meanwhile.
+pub(super) async fn ask_to_delete<T: Object>(objects: &impl Objects<T>, name: &str) {
+    loop {
+        let object = objects.get(name).await.unwrap().expect("it is there");
+        match objects.delete(&object).await {
+            Err(store::Error::Conflict(..)) => {}
+            asked => return asked.unwrap(),
+        }
     }
 }
 

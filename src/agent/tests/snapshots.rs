@@ -36,7 +36,7 @@ impl Rig {
     }
 
     async fn delete(&self, volume: &str) {
-        self.store.volumes().delete(volume).await.unwrap();
+        ask_to_delete(self.store.volumes(), volume).await;
         self.until(volume, |v| v.is_none()).await;
     }
 
@@ -82,7 +82,7 @@ async fn a_snapshot_outlives_its_volume_and_is_followed() {
     );
     assert_ne!(restored.status.device_uuid, source.status.device_uuid);
 
-    rig.store.snapshots().delete("s").await.unwrap();
+    ask_to_delete(rig.store.snapshots(), "s").await;
     rig.until_snapshot("s", |s| s.is_none()).await;
     assert_eq!(rig.zvols(), ["tank/csi/block/w"], "v is collected");
     assert!(
@@ -158,13 +158,14 @@ async fn rule_02_a_snapshot_whose_pool_is_away_comes_back_with_it() {
     let source = rig.until_ready("v").await;
     rig.take("s", &[&source]).await;
     let pools = std::mem::take(&mut rig.host.world.lock().unwrap().pools);
-    rig.store.snapshots().delete("s").await.unwrap();
+    ask_to_delete(rig.store.snapshots(), "s").await;
     let waiting = rig
-        .until_snapshot("s", |s| s.is_some_and(|s| s.trouble().is_some()))
+        .until_snapshot("s", |s| {
+            s.is_some_and(|s| s.trouble().is_some() && s.status.state == SnapshotState::Deleting)
+        })
         .await
         .unwrap();
     assert_eq!(waiting.trouble().unwrap().0, reason::POOL_NOT_FOUND);
-    assert_eq!(waiting.status.state, SnapshotState::Deleting);
     rig.host.world.lock().unwrap().pools = pools;
     rig.until_snapshot("s", |s| s.is_none()).await;
     let world = rig.host.world.lock().unwrap();
@@ -183,7 +184,7 @@ async fn a_snapshot_of_nothing_is_an_error_that_waits_for_somebody() {
         .await
         .unwrap();
     assert_eq!(error.trouble().unwrap().0, reason::SOURCE_MISSING);
-    rig.store.snapshots().delete("s").await.unwrap();
+    ask_to_delete(rig.store.snapshots(), "s").await;
     rig.until_snapshot("s", |s| s.is_none()).await;
 }
 
@@ -224,4 +225,24 @@ async fn a_pool_that_comes_is_told_when_the_kernel_says_so() {
         }
     };
     soon(has_both).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_host_has_told_comes_back_when_somebody_removes_it() {
+    let rig = Rig::new().await;
+    let first = rig.node().await;
+    let nodes = rig.store.storage_nodes();
+    let mut watch = nodes.watch(None);
+    nodes.delete(&first).await.unwrap();
+    let again = soon(async {
+        loop {
+            if let Change::Put(node) = watch.next().await.expect("the store is there")
+                && node.metadata.uid != first.metadata.uid
+                && !node.status.observed_at.is_empty()
+            {
+                return node;
+            }
+        }
+    });
+    assert_eq!(again.await.status.pools, first.status.pools);
 }

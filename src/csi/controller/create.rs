@@ -48,7 +48,7 @@ pub(super) struct Wanted {
 
 /// What the volume will be, once its source is known.
 #[derive(Debug, Clone, Copy)]
-struct Measures {
+pub(super) struct Measures {
     block: u64,
     bytes: u64,
     fs_type: FsType,
@@ -361,17 +361,27 @@ impl<S: Store> Controller<S> {
             return Err(refusal);
         }
         // Nothing is left behind of a volume that never was.
+        let still_never_was = |volume: &Volume| match volume.status.was_ready {
+            false => Ok(()),
+            true => Err(refusal.clone()),
+        };
         let removed = timeline
             .wait(
                 "volume.take-back",
-                gone(self.store.volumes(), watch, ended, deadline),
+                gone(
+                    self.store.volumes(),
+                    watch,
+                    ended,
+                    still_never_was,
+                    deadline,
+                ),
             )
             .await;
         Err(refusal.unless_removed(removed))
     }
 
     /// Finds out what the volume will be and where.
-    async fn placed(
+    pub(super) async fn placed(
         &self,
         wanted: &Wanted,
         deadline: Instant,

@@ -6,6 +6,7 @@ use super::Controller;
 use super::follow::{gone, within};
 use super::holders::holders;
 use crate::csi::status::{Kind, Refusal};
+use crate::model::volume::Volume;
 use crate::ops::Timeline;
 use crate::store::{Objects, Store};
 
@@ -29,17 +30,25 @@ impl<S: Store> Controller<S> {
         let Some(volume) = within(deadline, volumes.get(handle)).await? else {
             return Ok(());
         };
-        let holder = holders(&volume).into_iter().next();
-        if let Some(node) = holder.filter(|_| !volume.is_deleting()) {
-            return Err(Refusal::new(
-                Kind::FailedPrecondition,
-                format!(
-                    "volume {handle} is published to node {node}: call ControllerUnpublishVolume first"
-                ),
-            ));
-        }
         timeline
-            .wait("volume.delete", gone(volumes, &mut watch, volume, deadline))
+            .wait(
+                "volume.delete",
+                gone(volumes, &mut watch, volume, is_held_by_none, deadline),
+            )
             .await
+    }
+}
+
+/// Refuses while a node has the volume, or may still have it.
+pub(super) fn is_held_by_none(volume: &Volume) -> Result<(), Refusal> {
+    match holders(volume).first() {
+        None => Ok(()),
+        Some(node) => Err(Refusal::new(
+            Kind::FailedPrecondition,
+            format!(
+                "volume {} is published to node {node}: call ControllerUnpublishVolume first",
+                volume.metadata.name
+            ),
+        )),
     }
 }

@@ -86,24 +86,22 @@ pub(super) async fn until<T: Followed, R>(
     outcome.unwrap_or_else(|_| Err(late(last.as_deref(), what)))
 }
 
-/// Asks for the object's deletion and waits until the agent has done it.
+/// Asks for the object's deletion and waits until the agent has done it. Every state that is deleted has been judged by
+/// `may_go`: what another controller has written since, or made anew by this name, is not lost.
 pub(super) async fn gone<T: Followed>(
     objects: &impl Objects<T>,
     watch: &mut Watch<T>,
     object: T,
+    may_go: impl Fn(&T) -> Result<(), Refusal>,
     deadline: Instant,
 ) -> Result<(), Refusal> {
-    let asked = async {
-        match objects.delete(&object.metadata().name).await {
-            Err(store::Error::NotFound(..)) => Ok(()),
-            asked => asked,
-        }
-    };
-    within(deadline, asked).await?;
     let uid = object.metadata().uid.clone();
+    let Some(doomed) = doomed(objects, object, may_go, deadline).await? else {
+        return Ok(());
+    };
     until(
         watch,
-        Some(object),
+        Some(doomed),
         deadline,
         "is not gone",
         |object| match object {
@@ -112,6 +110,43 @@ pub(super) async fn gone<T: Followed>(
         },
     )
     .await
+}
+
+/// The object whose deletion is asked for, by this call or another; `None` when it is gone.
+async fn doomed<T: Followed>(
+    objects: &impl Objects<T>,
+    mut object: T,
+    may_go: impl Fn(&T) -> Result<(), Refusal>,
+    deadline: Instant,
+) -> Result<Option<T>, Refusal> {
+    while !object.is_deleting() {
+        may_go(&object)?;
+        let asked = async {
+            match objects.delete(&object).await {
+                Err(store::Error::NotFound(..)) => Ok(Asked::Gone),
+                Err(store::Error::Conflict(..)) => Ok(Asked::Changed),
+                asked => asked.map(|()| Asked::Yes),
+            }
+        };
+        match within(deadline, asked).await? {
+            Asked::Yes => break,
+            Asked::Gone => return Ok(None),
+            Asked::Changed => {}
+        }
+        let metadata = object.metadata();
+        match within(deadline, objects.get(&metadata.name)).await? {
+            Some(newest) if newest.metadata().uid == metadata.uid => object = newest,
+            _ => return Ok(None),
+        }
+    }
+    Ok(Some(object))
+}
+
+enum Asked {
+    Yes,
+    Gone,
+    /// Somebody else has written it meanwhile.
+    Changed,
 }
 
 fn late<T: Followed>(object: Option<&T>, what: &str) -> Refusal {

@@ -93,7 +93,7 @@ impl<S: Store> Controller<S> {
         match outcome {
             Err(refusal) if is_new && refusal.kind == Kind::FailedPrecondition => {
                 // Nobody was admitted: another node must not be refused because of a wish that came to nothing.
-                if let Err(error) = self.unmap(handle, Some(host), deadline).await {
+                if let Err(error) = self.take_back(handle, host, deadline).await {
                     tracing::warn!(volume = handle, node, %error, "could not be unmapped: ControllerUnpublishVolume does it");
                 }
                 Err(refusal)
@@ -160,7 +160,7 @@ impl<S: Store> Controller<S> {
     }
 
     /// Writes the node into `mappedInitiators`. Every state that is written on has been judged.
-    async fn map(
+    pub(super) async fn map(
         &self,
         mut volume: Volume,
         consumer: &Consumer,
@@ -176,6 +176,28 @@ impl<S: Store> Controller<S> {
             match self.write(volume, deadline).await? {
                 Some(written) => return Ok(written),
                 None => volume = self.existing(&handle, deadline).await?,
+            }
+        }
+    }
+
+    /// Takes a host that is not admitted out of `mappedInitiators`. One that is admitted meanwhile stays: another
+    /// controller, asked for the same, may have said so.
+    pub(super) async fn take_back(
+        &self,
+        handle: &str,
+        host: &str,
+        deadline: Instant,
+    ) -> Result<(), Refusal> {
+        loop {
+            let found = within(deadline, self.store.volumes().get(handle)).await?;
+            let Some(mut volume) = found.filter(|v| is_mapped(v, host) && !is_published(v, host))
+            else {
+                return Ok(());
+            };
+            let mapped = &mut volume.status.mapped_initiators;
+            mapped.retain(|initiator| initiator.initiator_id != host);
+            if self.write(volume, deadline).await?.is_some() {
+                return Ok(());
             }
         }
     }

@@ -167,19 +167,15 @@ impl<T: Object> Objects<T> for DirObjects<T> {
             .await
     }
 
-    async fn delete(&self, name: &str) -> Result<(), Error> {
-        check(name)?;
-        let name = name.to_owned();
+    async fn delete(&self, object: &T) -> Result<(), Error> {
+        check(&object.metadata().name)?;
+        let object = object.clone();
         self.blocking(move |files| {
-            let held = files.lock(&name)?;
-            let Some(now) = files.read(&name)? else {
-                return Err(Error::NotFound(T::KIND, name));
-            };
-            let mut next = now.clone();
-            next.metadata_mut()
-                .deletion_timestamp
-                .get_or_insert_with(time::now);
-            store(files, &now, next, &held).map(drop)
+            update(files, &object, |now, _| {
+                let metadata = now.metadata_mut();
+                metadata.deletion_timestamp.get_or_insert_with(time::now);
+            })
+            .map(drop)
         })
         .await
     }

@@ -162,9 +162,22 @@ impl<T: Resource> Endpoint<T> {
         .await
     }
 
-    pub(super) async fn delete(&self, name: &str) -> Result<(), Error> {
-        let target = format!("{}/{name}", self.path);
-        let _: IgnoredAny = self.ask(Method::DELETE, &target, Some(name), None).await?;
+    pub(super) async fn delete(&self, object: &T) -> Result<(), Error> {
+        let metadata = object.metadata();
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
+        });
+        let target = format!("{}/{}", self.path, metadata.name);
+        let _: IgnoredAny = self
+            .ask(
+                Method::DELETE,
+                &target,
+                Some(&metadata.name),
+                Some((JSON, &body)),
+            )
+            .await?;
         Ok(())
     }
 

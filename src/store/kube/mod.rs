@@ -140,9 +140,9 @@ impl<T: Resource> Objects<T> for KubeObjects<T> {
         self.endpoint.update_status(&object).await
     }
 
-    async fn delete(&self, name: &str) -> Result<(), Error> {
-        check(name)?;
-        self.endpoint.delete(name).await
+    async fn delete(&self, object: &T) -> Result<(), Error> {
+        check(&object.metadata().name)?;
+        self.endpoint.delete(object).await
     }
 
     fn watch(&self, name: Option<&str>) -> Watch<T> {

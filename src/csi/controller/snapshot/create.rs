@@ -277,10 +277,20 @@ impl<S: Store> Controller<S> {
             return Err(refusal);
         }
         // Nothing is left behind of a snapshot that never was.
+        let still_never_was = |snapshot: &Snapshot| match snapshot.status.was_ready {
+            false => Ok(()),
+            true => Err(refusal.clone()),
+        };
         let removed = timeline
             .wait(
                 "snapshot.take-back",
-                gone(self.store.snapshots(), watch, ended, deadline),
+                gone(
+                    self.store.snapshots(),
+                    watch,
+                    ended,
+                    still_never_was,
+                    deadline,
+                ),
             )
             .await;
         Err(refusal.unless_removed(removed))

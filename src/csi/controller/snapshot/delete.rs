@@ -104,7 +104,7 @@ impl<S: Store> Controller<S> {
                 timeline
                     .wait(
                         "snapshot.delete",
-                        gone(snapshots, &mut watch, snapshot, deadline),
+                        gone(snapshots, &mut watch, snapshot, |_| Ok(()), deadline),
                     )
                     .await
             }
