@@ -42,10 +42,10 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::model::names;
 use crate::model::snapshot::Snapshot;
-use crate::model::storage_node::PoolStatus;
+use crate::model::storage_node::{PoolStatus, StorageNode};
 use crate::model::volume::{Volume, reason};
 use crate::ops::Journal;
-use crate::store::{self, Objects, Store};
+use crate::store::{self, Change, Objects, Store, Watch};
 use host::KernelHost;
 use observe::{Failure, Host, News};
 use places::Places;
@@ -190,6 +190,7 @@ impl<S: Store, H: Host> Agent<S, H> {
         let mut serving = Serving {
             volumes: Queue::new(&all, self.store.volumes().watch(None), parallel),
             snapshots: Queue::new(&all, self.store.snapshots().watch(None), parallel),
+            report_watch: self.store.storage_nodes().watch(Some(&all.report_name())),
             aside: JoinSet::new(),
             report: Some(Instant::now() + report::PERIOD),
             pace: report::Pace::default(),
@@ -228,6 +229,8 @@ struct Serving<S, H> {
     all: Arc<Reconciler<S, H>>,
     volumes: Queue<Volume, S, H>,
     snapshots: Queue<Snapshot, S, H>,
+    /// This host's StorageNode.
+    report_watch: Watch<StorageNode>,
     parallel: usize,
     /// What the host tells by itself.
     news: UnboundedReceiver<News>,
@@ -331,6 +334,13 @@ impl<S: Store, H: Host> Serving<S, H> {
             happened = self.snapshots.happens() => {
                 let effects = self.snapshots.deal(happened)?;
                 self.spread(&effects);
+            }
+            Some(change) = self.report_watch.next() => {
+                if let Change::Gone(name) = change {
+                    tracing::warn!(name, "somebody has removed what this host has told of its pools: it is told again");
+                    self.all.told.forget();
+                    self.report_within(report::SOON);
+                }
             }
             Some(done) = self.aside.join_next() => self.besides(done?),
             Some(news) = self.news.recv() => self.heard(&news).await?,

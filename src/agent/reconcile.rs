@@ -10,6 +10,7 @@ use super::moves::Moves;
 use super::observe::{Class, Failure, Host};
 use super::places::Places;
 use super::plan::Site;
+use super::report::Told;
 use super::running::Running;
 use super::steps::{Act, Step};
 use super::turn::{Turn, Turns};
@@ -131,6 +132,7 @@ pub(super) struct Reconciler<S, H> {
     pub(super) turns: Turns,
     pub(super) moves: Moves,
     pub(super) places: Places,
+    pub(super) told: Told,
     /// Something that was kept for snapshots may have been left behind: look everywhere.
     pub(super) left_behind: AtomicBool,
 }
@@ -153,6 +155,7 @@ impl<S: Store, H: Host> Reconciler<S, H> {
             turns: Turns::default(),
             moves: Moves::default(),
             places,
+            told: Told::default(),
             left_behind: AtomicBool::new(false),
         }
     }

@@ -3,7 +3,7 @@
 //! Written off every path: before the agent is ready, a moment after something was made or destroyed or a pool has
 //! another state, and now and then; and only when it is news.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::observe::Host;
@@ -58,6 +58,30 @@ fn is_news(old: &[PoolStatus], new: &[PoolStatus]) -> bool {
         })
 }
 
+/// The StorageNode as this agent has written it last: the store is not asked for it while there is no news. One that
+/// somebody else has written since is a conflict.
+#[derive(Debug, Default)]
+pub(super) struct Told(Mutex<Option<StorageNode>>);
+
+impl Told {
+    fn known(&self) -> Option<StorageNode> {
+        self.kept().clone()
+    }
+
+    fn keep(&self, node: StorageNode) {
+        *self.kept() = Some(node);
+    }
+
+    /// It is gone from the store.
+    pub(super) fn forget(&self) {
+        *self.kept() = None;
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<StorageNode>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl<S: Store, H: Host> Reconciler<S, H> {
     /// Looks at the pools and tells what is news. Gives the pools.
     pub(super) async fn report(self: Arc<Self>) -> Result<Vec<PoolStatus>, Stop> {
@@ -80,24 +104,43 @@ impl<S: Store, H: Host> Reconciler<S, H> {
 
     async fn tell(&self, status: StorageNodeStatus) -> Result<(), Stop> {
         let nodes = self.store.storage_nodes();
-        let node = match nodes.get(&names::handle_of(&self.site.node)).await? {
+        let node = match self.told.known() {
             Some(node) => node,
-            None => match nodes.create(self.blank()).await {
-                Err(store::Error::Exists(..)) => return Err(Stop::Conflict),
-                made => made?,
-            },
+            None => {
+                let node = self.found(nodes).await?;
+                self.told.keep(node.clone());
+                node
+            }
         };
         let is_first = node.status.observed_at.is_empty();
         if is_first || is_news(&node.status.pools, &status.pools) {
-            nodes.update_status(StorageNode { status, ..node }).await?;
+            // Forgotten first: what came of a write that fails is not known.
+            self.told.forget();
+            let told = nodes.update_status(StorageNode { status, ..node }).await?;
+            self.told.keep(told);
         }
         Ok(())
+    }
+
+    async fn found(&self, nodes: &impl Objects<StorageNode>) -> Result<StorageNode, Stop> {
+        if let Some(node) = nodes.get(&self.report_name()).await? {
+            return Ok(node);
+        }
+        match nodes.create(self.blank()).await {
+            Err(store::Error::Exists(..)) => Err(Stop::Conflict),
+            made => Ok(made?),
+        }
+    }
+
+    /// The name of this host's StorageNode.
+    pub(super) fn report_name(&self) -> String {
+        names::handle_of(&self.site.node)
     }
 
     fn blank(&self) -> StorageNode {
         StorageNode {
             metadata: Metadata {
-                name: names::handle_of(&self.site.node),
+                name: self.report_name(),
                 ..Metadata::default()
             },
             spec: StorageNodeSpec {
