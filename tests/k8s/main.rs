@@ -1,6 +1,7 @@
-//! Tier `k8s`: the store that is the Kubernetes API, against a real API server.
+//! Tier `k8s`: the store that is the Kubernetes API, and what runs on it, against a real API server.
 //!
-//! Tests share one control plane and run one at a time; each has a namespace of its own.
+//! Tests share one control plane and run one at a time; each has a namespace of its own, but for those of `cluster`, which
+//! have the lab's machines and the namespace that `deploy/` names.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(
@@ -8,7 +9,10 @@
     reason = "a test waits for what must not happen"
 )]
 
+mod accounts;
+mod cluster;
 mod definitions;
 mod outage;
 mod plane;
+mod rights;
 mod store;

@@ -27,7 +27,7 @@ pub(crate) fn plane() -> &'static ControlPlane {
 }
 
 /// Runs on a thread and a runtime of its own: the caller may be in one.
-fn alone<T: Send>(future: impl Future<Output = T> + Send) -> T {
+pub(crate) fn alone<T: Send>(future: impl Future<Output = T> + Send) -> T {
     std::thread::scope(|scope| {
         let run = || {
             let runtime = tokio::runtime::Builder::new_current_thread();
@@ -56,21 +56,11 @@ async fn client(kubeconfig: &Path) -> Result<Client, Box<dyn std::error::Error>>
 
 /// Server-side apply of every definition, until all are established.
 async fn define(kubeconfig: &Path) {
-    let api = Api(client(kubeconfig).await.unwrap());
+    let api = Api::of(kubeconfig).await;
     for kind in KINDS {
-        let path =
-            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("deploy/crds/{kind}.yaml"));
+        let text = deployed(&format!("crds/{kind}.yaml"));
         let target = format!("{DEFINITIONS}/{kind}.zfs.csi.randomvariable.co.uk");
-        let apply = http::Request::patch(format!(
-            "{target}?fieldManager=tests&fieldValidation=Strict"
-        ))
-        .header("content-type", "application/apply-patch+yaml")
-        .body(fs::read(path).unwrap())
-        .unwrap();
-        api.0
-            .request::<Value>(apply)
-            .await
-            .unwrap_or_else(|error| panic!("{kind}: {error}"));
+        api.apply(&target, text).await;
         let established = async {
             while !is_established(&api.get(&target).await) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -81,6 +71,12 @@ async fn define(kubeconfig: &Path) {
             .await
             .unwrap_or_else(|_| panic!("{kind} is not established"));
     }
+}
+
+/// A file of `deploy/`.
+pub(crate) fn deployed(file: &str) -> String {
+    let deploy = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy");
+    fs::read_to_string(deploy.join(file)).unwrap()
 }
 
 fn is_established(definition: &Value) -> bool {
@@ -107,7 +103,23 @@ pub(crate) struct Refusal {
 
 impl Api {
     pub(crate) async fn new() -> Self {
-        Self(client(&plane().kubeconfig("tests")).await.unwrap())
+        Self::of(&plane().kubeconfig("tests")).await
+    }
+
+    /// Requests of somebody else.
+    pub(crate) async fn of(kubeconfig: &Path) -> Self {
+        Self(client(kubeconfig).await.unwrap())
+    }
+
+    /// Server-side apply of one object, in which no field may be unknown.
+    pub(crate) async fn apply(&self, target: &str, yaml: String) {
+        let strict = "fieldManager=tests&fieldValidation=Strict";
+        let apply = http::Request::patch(format!("{target}?{strict}"))
+            .header("content-type", "application/apply-patch+yaml")
+            .body(yaml.into_bytes())
+            .unwrap();
+        let applied = self.0.request::<Value>(apply).await;
+        applied.unwrap_or_else(|error| panic!("{target}: {error}"));
     }
 
     pub(crate) async fn get(&self, target: &str) -> Value {

@@ -32,6 +32,7 @@ const USERS: [&str; 2] = ["tests", "store"];
 #[derive(Debug)]
 pub struct ControlPlane {
     data: PathBuf,
+    api_port: u16,
     to_keeper: Mutex<Sender<Order>>,
 }
 
@@ -81,6 +82,7 @@ impl ControlPlane {
         let (to_keeper, orders) = mpsc::channel();
         let plane = Self {
             data: servers.data.clone(),
+            api_port: servers.api_port,
             to_keeper: Mutex::new(to_keeper),
         };
         // A leash (PR_SET_PDEATHSIG) is held by the thread that starts a process, and a test's thread ends with it.
@@ -120,6 +122,21 @@ impl ControlPlane {
         kubeconfig(&self.data, user)
     }
 
+    /// The API server's port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.api_port
+    }
+
+    /// The file with the certificate by which it is known.
+    pub fn certificate(&self) -> PathBuf {
+        certificate(&self.data)
+    }
+
+    /// What a kubeconfig file says of somebody with a token, on a machine that has the certificate at `certificate`.
+    pub fn kubeconfig_of(&self, token: &str, certificate: &Path) -> String {
+        kubeconfig_text(self.api_port, certificate, token)
+    }
+
     /// The audit events (audit.k8s.io/v1) of what a user has asked for so far. A watch has one at its beginning and one at
     /// its end, other requests only that.
     pub fn audited(&self, user: &str) -> Result<Vec<serde_json::Value>> {
@@ -133,6 +150,24 @@ impl ControlPlane {
 
 fn kubeconfig(data: &Path, user: &str) -> PathBuf {
     data.join(format!("{user}.kubeconfig"))
+}
+
+/// The server makes it itself, with the certificate that has signed it.
+fn certificate(data: &Path) -> PathBuf {
+    data.join("certs/apiserver.crt")
+}
+
+fn kubeconfig_text(port: u16, certificate: &Path, token: &str) -> String {
+    serde_json::json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "it",
+        "clusters": [{"name": "it", "cluster": {
+            "server": format!("https://127.0.0.1:{port}"),
+            "certificate-authority": certificate,
+        }}],
+        "users": [{"name": "it", "user": {"token": token}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+    })
+    .to_string()
 }
 
 fn token(user: &str) -> String {
@@ -153,17 +188,8 @@ impl Servers {
         });
         fs::write(self.data.join("audit.json"), policy.to_string())?;
         for user in USERS {
-            let text = serde_json::json!({
-                "apiVersion": "v1", "kind": "Config", "current-context": "it",
-                "clusters": [{"name": "it", "cluster": {
-                    "server": format!("https://127.0.0.1:{}", self.api_port),
-                    // The server makes it itself, with the certificate that has signed it.
-                    "certificate-authority": self.data.join("certs/apiserver.crt"),
-                }}],
-                "users": [{"name": user, "user": {"token": token(user)}}],
-                "contexts": [{"name": "it", "context": {"cluster": "it", "user": user}}],
-            });
-            fs::write(kubeconfig(&self.data, user), text.to_string())?;
+            let text = kubeconfig_text(self.api_port, &certificate(&self.data), &token(user));
+            fs::write(kubeconfig(&self.data, user), text)?;
         }
         Ok(())
     }
@@ -218,7 +244,7 @@ impl Servers {
             .arg(arg("--token-auth-file", &self.data.join("tokens.csv")))
             .arg("--authorization-mode=RBAC")
             .arg("--service-account-issuer=https://kubernetes.default.svc")
-            // No pod ever gets a token here; the server wants a key all the same, and makes this one.
+            // The key that the server has made for itself signs the tokens of accounts as well.
             .arg(arg("--service-account-key-file", &key))
             .arg(arg("--service-account-signing-key-file", &key))
             .arg("--service-cluster-ip-range=10.0.0.0/24")

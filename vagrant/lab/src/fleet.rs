@@ -43,7 +43,19 @@ impl<'a> Member<'a> {
     pub fn storage(lab: &'a Lab) -> Self {
         let vm = lab.vm(STORAGE);
         let arguments = format!(
-            "standalone --node-id {} --store {STORE} --portal {}:4420 --portal [{}]:4420",
+            "standalone --kubelet-dir {KUBELET} --node-id {} --store {STORE} --portal {}:4420 --portal [{}]:4420",
+            vm.name(),
+            vm.ipv4(),
+            vm.ipv6()
+        );
+        Self { vm, arguments }
+    }
+
+    /// A storage host of a cluster: the agent alone, with a kubeconfig file that is there.
+    pub fn agent(lab: &'a Lab, name: &str, namespace: &str, kubeconfig: &str) -> Self {
+        let vm = lab.vm(name);
+        let arguments = format!(
+            "agent --namespace {namespace} --kubeconfig {kubeconfig} --node-id {} --portal {}:4420 --portal [{}]:4420",
             vm.name(),
             vm.ipv4(),
             vm.ipv6()
@@ -54,7 +66,7 @@ impl<'a> Member<'a> {
     /// A consumer.
     pub fn node(lab: &'a Lab, name: &str) -> Self {
         let vm = lab.vm(name);
-        let arguments = format!("node --node-id {}", vm.name());
+        let arguments = format!("node --kubelet-dir {KUBELET} --node-id {}", vm.name());
         Self { vm, arguments }
     }
 
@@ -78,10 +90,7 @@ impl<'a> Member<'a> {
     }
 
     fn command(&self) -> String {
-        format!(
-            "{DRIVER} {} --endpoint unix://{SOCKET} --kubelet-dir {KUBELET}",
-            self.arguments
-        )
+        format!("{DRIVER} {} --endpoint unix://{SOCKET}", self.arguments)
     }
 
     /// Starts the driver and waits until it says that it is ready.

@@ -194,7 +194,7 @@ impl Vm {
             std::process::id(),
             NEXT.fetch_add(1, Ordering::Relaxed)
         ));
-        self.multiplex("forward", Some(&format!("{}:{remote}", local.display())))
+        self.multiplex("forward", &["-L", &format!("{}:{remote}", local.display())])
             .with_context(|| format!("forward {remote} of {}", self.name))?;
         forwards.insert(remote.to_owned(), (local.clone(), connection));
         Ok(local)
@@ -208,10 +208,23 @@ impl Vm {
         };
         // The socket went with the connection that held it.
         if self.connection().is_ok_and(|now| now == since) {
-            self.multiplex("cancel", Some(&format!("{}:{remote}", local.display())))?;
+            self.multiplex("cancel", &["-L", &format!("{}:{remote}", local.display())])?;
         }
         let _ = fs::remove_file(local);
         Ok(())
+    }
+
+    /// A port of this host's loopback, at the same number on the machine's. It lasts as long as the connection does: after
+    /// a boot, ask again.
+    pub fn lend(&self, port: u16) -> Result<()> {
+        self.multiplex("forward", &["-R", &loopback(port)])
+            .with_context(|| format!("lend port {port} to {}", self.name))
+            .map(drop)
+    }
+
+    /// The opposite of [`Vm::lend`].
+    pub fn take_back(&self, port: u16) -> Result<()> {
+        self.multiplex("cancel", &["-R", &loopback(port)]).map(drop)
     }
 
     /// Ends it as a power cut would.
@@ -332,17 +345,15 @@ impl Vm {
 
     /// What tells the present connection from an earlier one; an error when there is none.
     fn connection(&self) -> Result<String> {
-        self.multiplex("check", None)
+        self.multiplex("check", &[])
             .with_context(|| format!("{} cannot be reached", self.name))
     }
 
-    fn multiplex(&self, what: &str, path: Option<&str>) -> Result<String> {
+    fn multiplex(&self, what: &str, about: &[&str]) -> Result<String> {
         let mut command = ssh::client(&self.socket());
-        command.args(["-O", what]);
-        if let Some(path) = path {
-            command.args(["-L", path]);
-        }
         let output = command
+            .args(["-O", what])
+            .args(about)
             .arg(ssh::HOST)
             .stdin(Stdio::null())
             .output()
@@ -415,6 +426,10 @@ impl Running<'_> {
         ))?;
         self.wait()
     }
+}
+
+fn loopback(port: u16) -> String {
+    format!("127.0.0.1:{port}:127.0.0.1:{port}")
 }
 
 /// One word for a shell.

@@ -1,15 +1,22 @@
-//! Tier `k8s`: the store on a real API server. etcd and kube-apiserver are built of `tests/k8s/go.mod`; the test program
-//! starts them on this machine's loopback, since it has to kill them too.
+//! Tier `k8s`: the store and the modes of a cluster on a real API server. etcd and kube-apiserver are built of
+//! `tests/k8s/go.mod`; the test program starts them on this machine's loopback, since it has to kill them too. The tests
+//! of a whole cluster have the lab's machines besides.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Result;
 
-use super::{Counts, build, libtest, workspace};
+use super::vm::matching;
+use super::{Counts, DRIVER, build, install_everywhere, libtest, vm, with_lab, workspace};
 use crate::control_plane::{API_SERVER, DATA, ETCD, PROGRAMS_IN};
 use crate::programs::{Programs, Vetted};
-use crate::{cleanup, host};
+use crate::{cleanup, host, machines, progress};
+
+/// The variable that names the driver, for what the tests run of it on this machine.
+pub const DRIVER_HERE: &str = "ZVOLT_K8S_DRIVER";
+/// What the names of tests that need machines begin with.
+const CLUSTER: &str = "cluster::";
 
 const PROGRAMS: Programs = Programs {
     module: "tests/k8s",
@@ -40,12 +47,30 @@ pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
         })
     };
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "TERM", "--"]).arg(tests);
+    command.args(["--pdeathsig", "TERM", "--"]).arg(&tests);
     command
         .args(["--test-threads=1", "--color=never"])
         .args(filter)
         .env(PROGRAMS_IN, programs)
         .env(DATA, data)
         .current_dir(workspace());
-    libtest::run_in_turn(command, counts)
+    let wanted = matching(&tests, filter)?;
+    if !wanted.iter().any(|name| name.starts_with(CLUSTER)) {
+        return libtest::run_in_turn(command, counts);
+    }
+    let driver = build::plain_driver()?;
+    with_lab(&machines(1, 2), |lab| {
+        progress::part("copying the driver to the machines", || {
+            install_everywhere(lab, &driver, DRIVER)
+        })?;
+        command
+            .env("ZVOLT_LAB_RUN", lab.run_dir())
+            .env(DRIVER_HERE, &driver);
+        let before = counts.failed;
+        let outcome = libtest::run_in_turn(command, counts);
+        if counts.failed > before {
+            vm::collect(lab);
+        }
+        outcome
+    })
 }

@@ -23,6 +23,7 @@ use clap::ValueEnum;
 use crate::bench::{self, Effort, Figure};
 use crate::{demo, host, machines, progress};
 pub(crate) use build::release;
+pub use k8s::DRIVER_HERE;
 pub(crate) use vm::{DRIVER, install_everywhere, with_lab};
 
 /// A tier of tests.
@@ -38,7 +39,7 @@ pub enum Tier {
     Vm,
     /// csi-sanity against the driver in a machine: ext4, XFS, raw block, each twice
     Sanity,
-    /// The store on a real API server: etcd and kube-apiserver on this machine
+    /// Store, controllers and agents on a real API server: etcd and kube-apiserver on this machine, the lab's machines
     K8s,
     /// The benchmark's short form: no figure is worse than it was
     Bench,

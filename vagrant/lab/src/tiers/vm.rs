@@ -108,7 +108,7 @@ impl Job {
 }
 
 /// The tests of a program that have `filter` in their names.
-fn matching(program: &Path, filter: Option<&str>) -> Result<Vec<String>> {
+pub(super) fn matching(program: &Path, filter: Option<&str>) -> Result<Vec<String>> {
     let mut names = libtest::list(super::lister(program))?;
     names.retain(|name| filter.is_none_or(|f| name.contains(f)));
     Ok(names)

@@ -1,0 +1,6 @@
+//! The driver as a cluster has it: an agent on storage0, consumers on node0 and node1, controllers as processes of this
+//! machine, all with the rights of `deploy/rbac` and no other. Calls go to their real sockets.
+
+mod fixture;
+mod life;
+mod outages;
