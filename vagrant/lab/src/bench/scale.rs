@@ -8,6 +8,7 @@ use std::thread;
 use anyhow::{Context, Result, anyhow};
 use zvolt_bench::job::Work;
 use zvolt_bench::sample::{Sample, Side};
+use zvolt_proto::trace::Operation;
 
 use super::measure::{Bench, NODE};
 use crate::fleet::{FORGET_EXPORTS, Member, staging_path};
@@ -144,10 +145,25 @@ fn exports(bench: &Bench<'_>, storage: &Member<'_>, volumes: &[Volume]) -> Resul
             what: "export".into(),
             began: 0,
             nanos: nanos.context("nanoseconds")?,
-            steps: Vec::new(),
+            steps: sums(&storage.csi()?.operations("")?),
         });
     }
     Ok(samples)
+}
+
+/// What each step took, in all operations together: they run side by side, so that a sum may be longer than the whole.
+fn sums(operations: &[Operation]) -> Vec<(String, u64)> {
+    let mut sums: Vec<(String, u64)> = Vec::new();
+    for operation in operations {
+        for step in &operation.steps {
+            let name = format!("{} {} (sum)", operation.name, step.name);
+            match sums.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, sum)) => *sum += step.duration_nanos,
+                None => sums.push((name, step.duration_nanos)),
+            }
+        }
+    }
+    sums
 }
 
 /// The name of a case.
