@@ -10,9 +10,11 @@
 )]
 
 mod accounts;
+mod chart;
 mod cluster;
 mod definitions;
 mod outage;
 mod plane;
+mod release;
 mod rights;
 mod store;

@@ -13,7 +13,7 @@ use zvolt_lab::control_plane::ControlPlane;
 
 pub(crate) const GROUP: &str = "/apis/zfs.csi.randomvariable.co.uk/v1alpha1";
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-const KINDS: [&str; 3] = ["volumes", "snapshots", "storagenodes"];
+pub(crate) const KINDS: [&str; 3] = ["volumes", "snapshots", "storagenodes"];
 
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
     let plane = ControlPlane::start(is_ready).unwrap_or_else(|error| panic!("{error:#}"));
@@ -49,8 +49,11 @@ fn is_ready(kubeconfig: &Path) -> bool {
 }
 
 async fn client(kubeconfig: &Path) -> Result<Client, Box<dyn std::error::Error>> {
-    let read = Kubeconfig::read_from(kubeconfig)?;
-    let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
+    connected(Kubeconfig::read_from(kubeconfig)?).await
+}
+
+async fn connected(file: Kubeconfig) -> Result<Client, Box<dyn std::error::Error>> {
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
     Ok(Client::try_from(config)?)
 }
 
@@ -120,6 +123,46 @@ impl Api {
             .unwrap();
         let applied = self.0.request::<Value>(apply).await;
         applied.unwrap_or_else(|error| panic!("{target}: {error}"));
+    }
+
+    /// Who a bearer token says.
+    pub(crate) async fn with_token(token: &str) -> Self {
+        let text = fs::read_to_string(plane().kubeconfig("tests")).unwrap();
+        let mut file: Value = serde_json::from_str(&text).unwrap();
+        file["users"][0]["user"]["token"] = token.into();
+        let read = Kubeconfig::from_yaml(&file.to_string()).unwrap();
+        Self(connected(read).await.unwrap())
+    }
+
+    /// Server-side apply with strict validation; `effect` is `&dryRun=All`, or nothing.
+    pub(crate) async fn apply(&self, object: &Value, effect: &str) -> Result<Value, String> {
+        let target = self.place(object).await;
+        let query = format!("fieldManager=chart&force=true&fieldValidation=Strict{effect}");
+        let request = http::Request::patch(format!("{target}?{query}"))
+            .header("content-type", "application/apply-patch+yaml")
+            .body(object.to_string().into_bytes())
+            .unwrap();
+        let told = self.0.request(request).await;
+        told.map_err(|error| format!("{target}: {error}"))
+    }
+
+    /// Where an object is, by what the server says of its kind.
+    pub(crate) async fn place(&self, object: &Value) -> String {
+        let version = object["apiVersion"].as_str().unwrap();
+        let root = match version.contains('/') {
+            true => format!("/apis/{version}"),
+            false => format!("/api/{version}"),
+        };
+        let kinds = self.get(&root).await;
+        let mut kinds = kinds["resources"].as_array().unwrap().iter();
+        let is_whole = |kind: &Value| !kind["name"].as_str().unwrap().contains('/');
+        let kind = kinds.find(|kind| kind["kind"] == object["kind"] && is_whole(kind));
+        let plural = kind.unwrap()["name"].as_str().unwrap();
+        let name = object["metadata"]["name"].as_str().unwrap();
+        match object["metadata"]["namespace"].as_str() {
+            Some(namespace) => format!("{root}/namespaces/{namespace}/{plural}/{name}"),
+            None => format!("{root}/{plural}/{name}"),
+        }
     }
 
     pub(crate) async fn get(&self, target: &str) -> Value {

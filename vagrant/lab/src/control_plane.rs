@@ -243,6 +243,8 @@ impl Servers {
             .arg(arg("--cert-dir", &certs))
             .arg(arg("--token-auth-file", &self.data.join("tokens.csv")))
             .arg("--authorization-mode=RBAC")
+            // Of a cluster that has no such rule of its own, as kubeadm makes them.
+            .arg("--allow-privileged=true")
             .arg("--service-account-issuer=https://kubernetes.default.svc")
             // The key that the server has made for itself signs the tokens of accounts as well.
             .arg(arg("--service-account-key-file", &key))

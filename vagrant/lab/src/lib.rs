@@ -11,6 +11,7 @@
 
 pub mod bench;
 mod cache;
+pub mod chart;
 pub mod cleanup;
 pub mod control;
 pub mod control_plane;

@@ -16,7 +16,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use zvolt_lab::bench::Effort;
 use zvolt_lab::tiers::{self, Tier};
 use zvolt_lab::{
-    Lab, Started, bench, cleanup, control, host, image, keeper, machines, progress, remove_stale,
+    Lab, Started, bench, chart, cleanup, control, host, image, keeper, machines, progress,
+    remove_stale,
 };
 
 #[derive(Parser)]
@@ -116,6 +117,9 @@ enum Verb {
         #[command(flatten)]
         output: Output,
     },
+    /// Write deploy/manifests of deploy/chart; builds Helm once
+    #[command(after_help = "Example:\n  cargo lab manifests")]
+    Manifests,
     /// Remove the cached images
     #[command(after_help = "Example:\n  cargo lab clean")]
     Clean,
@@ -221,6 +225,10 @@ fn run(verb: Verb) -> Result<ExitCode> {
             }
             progress::note(format!("the whole report: {}", folder.display()));
             return Ok(ExitCode::from(u8::from(!report.is_ok())));
+        }
+        Verb::Manifests => {
+            let file = chart::write_manifests()?;
+            progress::note(format!("wrote {file}"));
         }
         Verb::Clean => {
             if Lab::attach().is_ok() {

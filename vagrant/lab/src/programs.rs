@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
 
 use crate::cache::{self, into_place, key_of, logged};
 use crate::golang::Toolchain;
@@ -23,6 +24,11 @@ pub(crate) struct Programs {
     pub(crate) said: &'static str,
     /// Names of programs, and their packages.
     pub(crate) programs: &'static [(&'static str, &'static str)],
+    /// A variable that says which release this is, and the module whose version it gets: else programs of Kubernetes say
+    /// that they are of none.
+    pub(crate) stamp: Option<(&'static str, &'static str)>,
+    /// Names of folders, and what is copied there: a module that it requires, and a folder of that.
+    pub(crate) folders: &'static [(&'static str, &'static str, &'static str)],
     /// Whether the module has code of ours.
     pub(crate) vetted: Vetted,
 }
@@ -41,7 +47,7 @@ impl Programs {
     pub(crate) fn ensure(&self) -> Result<PathBuf> {
         let module = tiers::workspace().join(self.module);
         let cache = cache::dir()?;
-        let place = cache.join(format!("{}{}", self.prefix, key(&module)?));
+        let place = cache.join(format!("{}{}", self.prefix, self.key(&module)?));
         if place.exists() {
             return Ok(place);
         }
@@ -56,6 +62,15 @@ impl Programs {
         Ok(place)
     }
 
+    /// What goes in.
+    fn key(&self, module: &Path) -> Result<String> {
+        let key = key(module)?;
+        Ok(match self.stamp {
+            Some((variable, _)) => key_of(&[&key, variable]),
+            None => key,
+        })
+    }
+
     fn build(&self, go: &Toolchain, module: &Path, dir: &Path) -> Result<()> {
         let scratch = dir.join("scratch");
         if self.vetted == Vetted::Yes {
@@ -63,18 +78,61 @@ impl Programs {
             vet.args(["vet", "."]);
             logged(vet, &dir.join("vet.log"), "go vet")?;
         }
+        let mut flags = "-ldflags=-s -w".to_owned();
+        if let Some((variable, required)) = self.stamp {
+            let version = told(go, module, &scratch, required)?.version;
+            flags.push_str(&format!(" -X {variable}={version}"));
+        }
         for (name, package) in self.programs {
             let mut build = go.command(module, &scratch);
-            build.args(["build", "-buildvcs=false", "-trimpath", "-ldflags=-s -w"]);
+            build.args(["build", "-buildvcs=false", "-trimpath", &flags]);
             build.arg("-o").arg(dir.join(name)).arg(package);
             let log = dir.join(format!("{name}.log"));
             logged(build, &log, &format!("go build {package}"))?;
+        }
+        for (name, required, folder) in self.folders {
+            let from = told(go, module, &scratch, required)?.dir;
+            copy(&from.join(folder), &dir.join(name))?;
         }
         cache::remove(&scratch)
     }
 }
 
-/// What goes in: every file of the module that can change a program.
+/// What Go says of a module.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Told {
+    version: String,
+    dir: PathBuf,
+}
+
+/// A module that another requires; fetched, where it is not there yet.
+fn told(go: &Toolchain, module: &Path, scratch: &Path, required: &str) -> Result<Told> {
+    let output = go
+        .command(module, scratch)
+        .args(["mod", "download", "-json", required])
+        .output()
+        .context("run go mod download")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        output.status.success(),
+        "go mod download {required} failed ({}): {said}",
+        output.status
+    );
+    serde_json::from_str(&said).with_context(|| format!("read what Go says of {required}"))
+}
+
+/// The files of a folder, as new ones: those of Go's cache may not be written to.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
+        let entry = entry?;
+        fs::write(to.join(entry.file_name()), fs::read(entry.path())?)?;
+    }
+    Ok(())
+}
+
+/// What goes in of the module: every file that can change a program.
 fn key(module: &Path) -> Result<String> {
     let mut parts = vec![FORMAT.to_owned()];
     let mut folders = vec![module.to_owned()];

@@ -1,6 +1,6 @@
-//! Tier `k8s`: the store and the modes of a cluster on a real API server. etcd and kube-apiserver are built of
-//! `tests/k8s/go.mod`; the test program starts them on this machine's loopback, since it has to kill them too. The tests
-//! of a whole cluster have the lab's machines besides.
+//! Tier `k8s`: the store, the chart and the modes of a cluster on a real API server. etcd and kube-apiserver are built of
+//! `tests/k8s/go.mod`, Helm of `deploy/tools/go.mod`; the test program starts the servers on this machine's loopback, since
+//! it has to kill them too. The tests of a whole cluster have the lab's machines besides.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +11,7 @@ use super::vm::matching;
 use super::{Counts, DRIVER, build, install_everywhere, libtest, vm, with_lab, workspace};
 use crate::control_plane::{API_SERVER, DATA, ETCD, PROGRAMS_IN};
 use crate::programs::{Programs, Vetted};
-use crate::{cleanup, host, machines, progress};
+use crate::{chart, cleanup, host, machines, progress};
 
 /// The variable that names the driver, for what the tests run of it on this machine.
 pub const DRIVER_HERE: &str = "ZVOLT_K8S_DRIVER";
@@ -26,6 +26,11 @@ const PROGRAMS: Programs = Programs {
         (ETCD, "go.etcd.io/etcd/server/v3"),
         (API_SERVER, "k8s.io/kubernetes/cmd/kube-apiserver"),
     ],
+    stamp: Some((
+        "k8s.io/component-base/version.gitVersion",
+        "k8s.io/kubernetes",
+    )),
+    folders: &[],
     vetted: Vetted::No,
 };
 
@@ -38,6 +43,7 @@ pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
     let tests = tests()?;
     host::require(host::CONTROL_PLANE)?;
     let programs = PROGRAMS.ensure()?;
+    let helm = chart::tools()?;
     let data = std::env::temp_dir().join(format!("zvolt-k8s-{}", std::process::id()));
     std::fs::create_dir(&data)?;
     let _guard = {
@@ -52,6 +58,7 @@ pub(super) fn run(filter: Option<&str>, counts: &mut Counts) -> Result<()> {
         .args(["--test-threads=1", "--color=never"])
         .args(filter)
         .env(PROGRAMS_IN, programs)
+        .env(chart::TOOLS, helm)
         .env(DATA, data)
         .current_dir(workspace());
     let wanted = matching(&tests, filter)?;

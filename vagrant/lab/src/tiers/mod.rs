@@ -39,7 +39,7 @@ pub enum Tier {
     Vm,
     /// csi-sanity against the driver in a machine: ext4, XFS, raw block, each twice
     Sanity,
-    /// Store, controllers and agents on a real API server: etcd and kube-apiserver on this machine, the lab's machines
+    /// Store, chart, controllers and agents on a real API server: etcd and kube-apiserver on this machine, the lab's machines
     K8s,
     /// The benchmark's short form: no figure is worse than it was
     Bench,

@@ -23,6 +23,8 @@ const PROGRAMS: Programs = Programs {
     prefix: "sanity-",
     said: "building csi-sanity (once; 1 to 3 minutes)",
     programs: &[(NAME, ".")],
+    stamp: None,
+    folders: &[],
     vetted: Vetted::Yes,
 };
 const VARIANTS: [&str; 3] = ["ext4", "xfs", "block"];

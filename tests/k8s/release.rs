@@ -1,0 +1,507 @@
+//! The chart on a real API server: what it is refused, what each account may do, and what a release leaves.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+use zvolt::model::DRIVER_NAME;
+use zvolt_lab::chart::{self, Helm};
+
+use crate::chart::{objects, parse, value_sets};
+use crate::plane::{Api, GROUP, KINDS, Refusal, plane};
+
+/// How long the API server may take to know what was told to it.
+const KNOWN: Duration = Duration::from_secs(60);
+
+/// A release in a namespace of its own, which ends with the test.
+struct Release {
+    api: Api,
+    namespace: &'static str,
+    kubeconfig: String,
+}
+
+impl Release {
+    async fn install(namespace: &'static str) -> Self {
+        let release = Self {
+            api: crate::plane::namespace(namespace).await,
+            namespace,
+            kubeconfig: plane().kubeconfig("tests").to_string_lossy().into_owned(),
+        };
+        // Other tests have put the definitions there without Helm.
+        release.helm(
+            "install",
+            &[&folder(), "--take-ownership", "--force-conflicts"],
+        );
+        release
+    }
+
+    fn helm(&self, verb: &str, more: &[&str]) -> String {
+        let whose = [
+            "--namespace",
+            self.namespace,
+            "--kubeconfig",
+            &self.kubeconfig,
+        ];
+        let all = [&[verb, "zvolt"], more, &whose].concat();
+        Helm::given().unwrap().run(&all).unwrap()
+    }
+
+    fn uninstall(&self) {
+        self.helm("uninstall", &[]);
+    }
+
+    fn account(&self, component: &str) -> String {
+        format!("system:serviceaccount:{}:zvolt-{component}", self.namespace)
+    }
+
+    /// `volumes` is one kind, `volumes/status` its subresource, `apps/replicasets` has its group before it.
+    async fn may(&self, component: &str, verb: &str, resource: &str, namespace: &str) -> bool {
+        let (group, resource) = resource.split_once(':').unwrap_or(("", resource));
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+            "spec": {
+                "user": self.account(component),
+                "groups": ["system:serviceaccounts", "system:authenticated"],
+                "resourceAttributes": {
+                    "verb": verb, "group": group, "resource": resource, "subresource": subresource,
+                    "namespace": namespace,
+                },
+            },
+        });
+        let target = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        self.api.send("POST", target, &review).await["status"]["allowed"] == true
+    }
+
+    /// A token that is bound to a pod on a node, as kubelet asks for one.
+    async fn token_on(&self, node: &str) -> String {
+        let at = format!("/api/v1/namespaces/{}", self.namespace);
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": node},
+            "spec": {
+                "nodeName": node, "serviceAccountName": "zvolt-agent",
+                "containers": [{"name": "zvolt", "image": "none"}],
+            },
+        });
+        let pod = self.api.send("POST", &format!("{at}/pods"), &pod).await;
+        let bound =
+            json!({"apiVersion": "v1", "kind": "Pod", "name": node, "uid": pod["metadata"]["uid"]});
+        self.token(&json!({"boundObjectRef": bound})).await
+    }
+
+    async fn token(&self, spec: &Value) -> String {
+        let request =
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
+        let target = format!(
+            "/api/v1/namespaces/{}/serviceaccounts/zvolt-agent/token",
+            self.namespace
+        );
+        let answer = self.api.send("POST", &target, &request).await;
+        answer["status"]["token"].as_str().unwrap().to_owned()
+    }
+
+    fn target(&self, plural: &str) -> String {
+        format!("{GROUP}/namespaces/{}/{plural}", self.namespace)
+    }
+
+    async fn volume(&self, name: &str, owner: &str) {
+        let volume = json!({
+            "apiVersion": format!("{DRIVER_NAME}/v1alpha1"), "kind": "Volume", "metadata": {"name": name},
+            "spec": {"pool": "tank", "capacity": 1 << 30, "ownerNode": owner, "volName": name, "volumeID": name},
+        });
+        self.api
+            .send("POST", &self.target("volumes"), &volume)
+            .await;
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        let whose = [
+            "--namespace",
+            self.namespace,
+            "--kubeconfig",
+            &self.kubeconfig,
+        ];
+        let gone = Helm::given()
+            .unwrap()
+            .run(&[&["uninstall", "zvolt", "--ignore-not-found"][..], &whose].concat());
+        if let Err(error) = gone {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+fn folder() -> String {
+    chart::folder().to_string_lossy().into_owned()
+}
+
+/// The definitions of snapshots, until the server serves them.
+async fn define_snapshots(api: &Api) {
+    for entry in fs::read_dir(Helm::given().unwrap().snapshot_definitions()).unwrap() {
+        let text = fs::read_to_string(entry.unwrap().path()).unwrap();
+        for definition in parse(&text)
+            .iter()
+            .filter(|d| d["kind"] == "CustomResourceDefinition")
+        {
+            api.apply(definition, "").await.unwrap();
+        }
+    }
+    for group in ["snapshot.storage.k8s.io", "groupsnapshot.storage.k8s.io"] {
+        let target = format!("/apis/{group}/v1");
+        let served = async {
+            while api.try_send("GET", &target, None).await.is_err() {
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(KNOWN, served)
+            .await
+            .unwrap_or_else(|_| panic!("{target} is not served"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_server_takes_every_object_as_it_is() {
+    let api = crate::plane::namespace(chart::NAMESPACE).await;
+    define_snapshots(&api).await;
+    let mut sets: Vec<_> = value_sets().iter().map(|values| objects(values)).collect();
+    sets.push(parse(&chart::written_manifests().unwrap()));
+    for object in sets.iter().flatten() {
+        let taken = api.apply(object, "&dryRun=All").await;
+        let taken = taken.unwrap_or_else(|refusal| panic!("{refusal}\n{object:#}"));
+        if object["kind"] != "CSIDriver" {
+            continue;
+        }
+        for (field, value) in object["spec"].as_object().unwrap() {
+            // Behind a gate that is off: known, and dropped.
+            if field != "preventPodSchedulingIfMissing" {
+                assert_eq!(taken["spec"][field], *value, "{field}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_account_may_do_its_work_and_nothing_else() {
+    let release = Release::install("rights").await;
+    let here = release.namespace;
+    let ours = |resource: &str| format!("{DRIVER_NAME}:{resource}");
+    let known = async {
+        while !release.may("agent", "get", &ours("volumes"), here).await {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(KNOWN, known).await.expect("roles are known");
+    let may: [(&str, &str, &str, &str); 29] = [
+        (
+            "controller",
+            "create watch patch delete",
+            "zfs:volumes",
+            here,
+        ),
+        (
+            "controller",
+            "create watch patch delete",
+            "zfs:snapshots",
+            here,
+        ),
+        ("controller", "update", "zfs:volumes/status", here),
+        ("controller", "list watch", "zfs:storagenodes", here),
+        (
+            "controller",
+            "create update",
+            "coordination.k8s.io:leases",
+            here,
+        ),
+        (
+            "controller",
+            "create update delete",
+            "storage.k8s.io:csistoragecapacities",
+            here,
+        ),
+        ("controller", "get", "pods", here),
+        ("controller", "get", "apps:replicasets", here),
+        ("controller", "create delete patch", "persistentvolumes", ""),
+        ("controller", "watch update", "persistentvolumeclaims", ""),
+        ("controller", "patch", "persistentvolumeclaims/status", ""),
+        ("controller", "create patch", "events", ""),
+        (
+            "controller",
+            "watch patch",
+            "storage.k8s.io:volumeattachments",
+            "",
+        ),
+        (
+            "controller",
+            "patch",
+            "storage.k8s.io:volumeattachments/status",
+            "",
+        ),
+        ("controller", "watch", "storage.k8s.io:storageclasses", ""),
+        (
+            "controller",
+            "watch",
+            "storage.k8s.io:volumeattributesclasses",
+            "",
+        ),
+        ("controller", "watch", "storage.k8s.io:csinodes", ""),
+        (
+            "controller",
+            "watch update",
+            "snapshot.storage.k8s.io:volumesnapshots",
+            "",
+        ),
+        (
+            "controller",
+            "watch update patch",
+            "snapshot.storage.k8s.io:volumesnapshotcontents",
+            "",
+        ),
+        (
+            "controller",
+            "update patch",
+            "snapshot.storage.k8s.io:volumesnapshotcontents/status",
+            "",
+        ),
+        (
+            "controller",
+            "watch",
+            "snapshot.storage.k8s.io:volumesnapshotclasses",
+            "",
+        ),
+        (
+            "controller",
+            "watch patch",
+            "groupsnapshot.storage.k8s.io:volumegroupsnapshotcontents",
+            "",
+        ),
+        (
+            "controller",
+            "update",
+            "groupsnapshot.storage.k8s.io:volumegroupsnapshotcontents/status",
+            "",
+        ),
+        (
+            "controller",
+            "watch",
+            "groupsnapshot.storage.k8s.io:volumegroupsnapshotclasses",
+            "",
+        ),
+        ("agent", "get list watch patch", "zfs:volumes", here),
+        ("agent", "get list watch patch", "zfs:snapshots", here),
+        ("agent", "update", "zfs:volumes/status", here),
+        ("agent", "create get", "zfs:storagenodes", here),
+        ("agent", "update", "zfs:storagenodes/status", here),
+    ];
+    for (account, verbs, resource, namespace) in may {
+        let resource = resource.replace("zfs:", &format!("{DRIVER_NAME}:"));
+        for verb in verbs.split(' ') {
+            assert!(
+                release.may(account, verb, &resource, namespace).await,
+                "{account} {verb} {resource}"
+            );
+        }
+    }
+    for account in ["controller", "agent", "node"] {
+        for namespace in ["", here, "kube-system"] {
+            for verb in ["get", "list", "watch", "create", "update"] {
+                for resource in ["secrets", "configmaps", "serviceaccounts/token"] {
+                    assert!(
+                        !release.may(account, verb, resource, namespace).await,
+                        "{account} {verb} {resource}"
+                    );
+                }
+            }
+        }
+        for (verb, resource) in [
+            ("create", "pods"),
+            ("create", "pods/exec"),
+            ("patch", "nodes"),
+            ("delete", "nodes"),
+            ("update", "rbac.authorization.k8s.io:clusterroles"),
+            ("create", "apps:daemonsets"),
+            ("create", "storage.k8s.io:storageclasses"),
+            ("impersonate", "users"),
+            ("get", "nodes/proxy"),
+        ] {
+            assert!(
+                !release.may(account, verb, resource, here).await,
+                "{account} {verb} {resource}"
+            );
+            assert!(
+                !release.may(account, verb, resource, "").await,
+                "{account} {verb} {resource}"
+            );
+        }
+        assert!(
+            !release
+                .may(account, "list", &ours("volumes"), "kube-system")
+                .await,
+            "{account}"
+        );
+    }
+    for (account, verb, resource) in [
+        ("controller", "create", "storagenodes"),
+        ("controller", "update", "storagenodes/status"),
+        ("agent", "create", "volumes"),
+        ("agent", "delete", "volumes"),
+        ("agent", "delete", "storagenodes"),
+        ("agent", "deletecollection", "volumes"),
+        ("node", "get", "volumes"),
+        ("node", "list", "storagenodes"),
+    ] {
+        assert!(
+            !release.may(account, verb, &ours(resource), here).await,
+            "{account} {verb} {resource}"
+        );
+    }
+}
+
+/// What an agent says of a volume, or the refusal.
+async fn tell(agent: &Api, target: &str, change: Value) -> Result<Value, Refusal> {
+    agent.try_send("PATCH", target, Some(&change)).await
+}
+
+/// Replaces the status as the store does: by a PUT of the whole object.
+async fn put_status(agent: &Api, release: &Release, name: &str) -> Result<Value, Refusal> {
+    let target = format!("{}/{name}", release.target("volumes"));
+    let mut volume = release.api.get(&target).await;
+    volume["status"] = json!({"state": "Ready"});
+    agent
+        .try_send("PUT", &format!("{target}/status"), Some(&volume))
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_writes_what_belongs_to_its_own_host_and_never_a_spec() {
+    let release = Release::install("own-host").await;
+    for (name, owner) in [("mine", "storage0"), ("theirs", "storage1")] {
+        release.volume(name, owner).await;
+    }
+    let agent = Api::with_token(&release.token_on("storage0").await).await;
+    let node = |name: &str| {
+        json!({
+            "apiVersion": format!("{DRIVER_NAME}/v1alpha1"), "kind": "StorageNode",
+            "metadata": {"name": name}, "spec": {"nodeName": name},
+        })
+    };
+    let nodes = release.target("storagenodes");
+    // A policy is known some moments after it was made; until then, or while roles are not, another answer comes.
+    let refused = async {
+        loop {
+            match put_status(&agent, &release, "theirs").await {
+                Err(refusal) if refusal.message.contains("belongs to node storage1") => {
+                    break refusal.message;
+                }
+                _ => sleep(Duration::from_millis(100)).await,
+            }
+        }
+    };
+    let message = timeout(KNOWN, refused).await.expect("the policy is known");
+    assert!(
+        message.contains("the agent of node storage0 may not write it"),
+        "{message}"
+    );
+
+    put_status(&agent, &release, "mine")
+        .await
+        .expect("its own volume");
+    agent
+        .try_send("POST", &nodes, Some(&node("storage0")))
+        .await
+        .expect("its own host");
+    let other = agent
+        .try_send("POST", &nodes, Some(&node("storage1")))
+        .await
+        .expect_err("another host");
+    assert!(
+        other.message.contains("belongs to node storage1"),
+        "{other:?}"
+    );
+
+    let volumes = release.target("volumes");
+    let spec = tell(
+        &agent,
+        &format!("{volumes}/mine"),
+        json!({"spec": {"capacity": 2_u64 << 30}}),
+    )
+    .await;
+    let spec = spec.expect_err("a spec");
+    assert!(spec.message.contains("never what is wanted"), "{spec:?}");
+    let finalizers = json!({"metadata": {"finalizers": []}});
+    tell(&agent, &format!("{volumes}/mine"), finalizers.clone())
+        .await
+        .expect("its own volume");
+    let taken = tell(
+        &agent,
+        &format!("{volumes}/theirs"),
+        json!({"metadata": {"finalizers": ["example.com/x"]}}),
+    )
+    .await;
+    assert!(
+        taken
+            .expect_err("another's")
+            .message
+            .contains("belongs to node storage1")
+    );
+
+    let anywhere = Api::with_token(&release.token(&json!({})).await).await;
+    let nowhere = put_status(&anywhere, &release, "mine")
+        .await
+        .expect_err("a token of no pod");
+    assert!(
+        nowhere.message.contains("this token names none"),
+        "{nowhere:?}"
+    );
+    put_status(&release.api, &release, "theirs")
+        .await
+        .expect("the policy is about agents alone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_goes_leaves_every_volume_and_one_that_comes_finds_them() {
+    let release = Release::install("leaves").await;
+    release.volume("kept", "storage0").await;
+    let told = release.helm("upgrade", &[&folder(), "--set", "controller.replicas=3"]);
+    assert!(
+        told.contains("kubectl --namespace leaves get storagenodes"),
+        "{told}"
+    );
+    let deployment = "/apis/apps/v1/namespaces/leaves/deployments/zvolt-controller";
+    assert_eq!(release.api.get(deployment).await["spec"]["replicas"], 3);
+
+    let before = release
+        .api
+        .get(&format!("{}/kept", release.target("volumes")))
+        .await;
+    release.uninstall();
+    let driver = format!("/apis/storage.k8s.io/v1/csidrivers/{DRIVER_NAME}");
+    release
+        .api
+        .try_send("GET", &driver, None)
+        .await
+        .expect_err("the driver is gone");
+    release
+        .api
+        .try_send("GET", deployment, None)
+        .await
+        .expect_err("so is the controller");
+    for plural in KINDS {
+        let target = format!(
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.{DRIVER_NAME}"
+        );
+        release.api.get(&target).await;
+    }
+    let after = || async {
+        release
+            .api
+            .get(&format!("{}/kept", release.target("volumes")))
+            .await
+    };
+    assert_eq!(after().await, before);
+
+    release.helm("install", &[&folder()]);
+    assert_eq!(after().await, before);
+    release.api.get(&driver).await;
+}
