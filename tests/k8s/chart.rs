@@ -19,7 +19,7 @@ pub(crate) fn value_sets() -> Vec<Vec<String>> {
         file("storage-network.yaml"),
         set("agent.addressFamily=IPv6,networkPolicy.apiServerCIDRs[0]=10.0.0.0/8"),
         set(
-            "snapshots.enabled=false,crds.install=false,admissionPolicy.enabled=false,networkPolicy.enabled=false",
+            "snapshots.enabled=false,crds.install=false,admissionPolicy.enabled=false,dataPolicy.enabled=false,networkPolicy.enabled=false",
         ),
         set("csiDriver.preventPodSchedulingIfMissing=true,imagePullSecrets[0].name=mirror"),
     ]

@@ -22,17 +22,21 @@ struct Release {
 }
 
 impl Release {
+    /// Without the policy that guards data: other tests delete volumes.
     async fn install(namespace: &'static str) -> Self {
+        Self::install_with(namespace, &["--set", "dataPolicy.enabled=false"]).await
+    }
+
+    async fn install_with(namespace: &'static str, values: &[&str]) -> Self {
         let release = Self {
             api: crate::plane::namespace(namespace).await,
             namespace,
             kubeconfig: plane().kubeconfig("tests").to_string_lossy().into_owned(),
         };
         // Other tests have put the definitions there without Helm.
-        release.helm(
-            "install",
-            &[&folder(), "--take-ownership", "--force-conflicts"],
-        );
+        let folder = folder();
+        let chart = [folder.as_str(), "--take-ownership", "--force-conflicts"];
+        release.helm("install", &[&chart, values].concat());
         release
     }
 
@@ -91,10 +95,14 @@ impl Release {
     }
 
     async fn token(&self, spec: &Value) -> String {
+        self.token_of("agent", spec).await
+    }
+
+    async fn token_of(&self, component: &str, spec: &Value) -> String {
         let request =
             json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
         let target = format!(
-            "/api/v1/namespaces/{}/serviceaccounts/zvolt-agent/token",
+            "/api/v1/namespaces/{}/serviceaccounts/zvolt-{component}/token",
             self.namespace
         );
         let answer = self.api.send("POST", &target, &request).await;
@@ -463,7 +471,14 @@ async fn an_agent_writes_what_belongs_to_its_own_host_and_never_a_spec() {
 async fn a_release_that_goes_leaves_every_volume_and_one_that_comes_finds_them() {
     let release = Release::install("leaves").await;
     release.volume("kept", "storage0").await;
-    let told = release.helm("upgrade", &[&folder(), "--set", "controller.replicas=3"]);
+    let told = release.helm(
+        "upgrade",
+        &[
+            &folder(),
+            "--set",
+            "controller.replicas=3,dataPolicy.enabled=false",
+        ],
+    );
     assert!(
         told.contains("kubectl --namespace leaves get storagenodes"),
         "{told}"
@@ -501,7 +516,91 @@ async fn a_release_that_goes_leaves_every_volume_and_one_that_comes_finds_them()
     };
     assert_eq!(after().await, before);
 
-    release.helm("install", &[&folder()]);
+    release.helm("install", &[&folder(), "--set", "dataPolicy.enabled=false"]);
     assert_eq!(after().await, before);
     release.api.get(&driver).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_controller_deletes_volumes_and_nobody_their_definitions() {
+    let release = Release::install_with("guarded", &[]).await;
+    let api = &release.api;
+    release.volume("other", "storage0").await;
+    let volumes = release.target("volumes");
+    // A policy is known some moments after it was made: an unguarded delete needs a volume to make again.
+    let refused = async {
+        loop {
+            match api
+                .try_send("DELETE", &format!("{volumes}/other"), None)
+                .await
+            {
+                Err(refusal) => break refusal.message,
+                Ok(_) => release.volume("other", "storage0").await,
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let message = timeout(KNOWN, refused).await.expect("the policy is known");
+    assert!(message.contains("delete the claim"), "{message}");
+    api.try_send("DELETE", &volumes, None)
+        .await
+        .expect_err("all at once");
+    for plural in ["volumes", "snapshots"] {
+        let target = format!(
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.{DRIVER_NAME}"
+        );
+        api.try_send("DELETE", &target, None)
+            .await
+            .expect_err(plural);
+    }
+    let guards = [
+        "validatingadmissionpolicybindings",
+        "validatingadmissionpolicies",
+    ];
+    let guards =
+        guards.map(|plural| format!("/apis/admissionregistration.k8s.io/v1/{plural}/zvolt-data"));
+    release.uninstall();
+    api.try_send("DELETE", &format!("{volumes}/other"), None)
+        .await
+        .expect_err("it guards on");
+    release.helm("install", &[&folder()]);
+    let controller = Api::with_token(&release.token_of("controller", &json!({})).await).await;
+    let deleted = async {
+        // Roles are known some moments after they were made.
+        while let Err(refusal) = controller
+            .try_send("DELETE", &format!("{volumes}/other"), None)
+            .await
+        {
+            assert!(!refusal.message.contains("destroy"), "{refusal:?}");
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(KNOWN, deleted).await.expect("the controller may");
+    release.volume("meant", "storage0").await;
+    let meant = format!("{volumes}/meant");
+    let annotations =
+        json!({"metadata": {"annotations": {format!("{DRIVER_NAME}/destroy-data"): "yes"}}});
+    api.try_send("PATCH", &meant, Some(&annotations))
+        .await
+        .unwrap();
+    api.try_send("DELETE", &meant, None)
+        .await
+        .expect("a person who says so may");
+
+    for guard in &guards {
+        api.try_send("DELETE", guard, None).await.unwrap();
+    }
+    release.volume("last", "storage0").await;
+    let unguarded = async {
+        while api
+            .try_send("DELETE", &format!("{volumes}/last"), None)
+            .await
+            .is_err()
+        {
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(KNOWN, unguarded)
+        .await
+        .expect("other tests delete volumes");
 }

@@ -20,16 +20,15 @@ const PROGRAM: &str = "helm";
 const SNAPSHOT_DEFINITIONS: &str = "snapshot-definitions";
 const MANIFESTS: &str = "deploy/manifests/zvolt.yaml";
 const HEAD: &str = "\
-# Made of deploy/chart by `cargo lab manifests`: change that one.
+# Made of deploy/chart by `cargo lab manifests`: change that one. How to install: docs/kubernetes.md. In short, once the
+# images are on all nodes, and the snapshot controller is in the cluster:
 #
-# Once the images are on all nodes, and the snapshot controller in the cluster: kubectl apply --server-side -f zvolt.yaml
-apiVersion: v1
-kind: Namespace
-metadata:
-  name: zvolt-system
-  labels:
-    # Agents and nodes are privileged; deploy/chart/values.yaml says for what.
-    pod-security.kubernetes.io/enforce: privileged
+#     kubectl create namespace zvolt-system
+#     kubectl label namespace zvolt-system pod-security.kubernetes.io/enforce=privileged
+#     kubectl apply --server-side -f zvolt.yaml
+#
+# Not for kubectl delete -f: that would delete the definitions, and with them every Volume. Its policy zvolt-data refuses
+# it; the namespace is not in here for the same reason.
 ";
 
 const PROGRAMS: Programs = Programs {
