@@ -44,6 +44,19 @@ pub const HOST_TESTS: &[Tool] = &[
     tool("unshare", "util-linux"),
 ];
 
+/// What building the container images needs.
+pub const CONTAINERS: &[Tool] = &[
+    tool("mmdebstrap", "mmdebstrap"),
+    tool("unshare", "util-linux"),
+    tool("dpkg-deb", "dpkg"),
+    tool("tar", "tar"),
+    tool("gzip", "gzip"),
+    tool("strip", "binutils"),
+];
+
+/// What tier `image` reads them with.
+pub const CONTAINER_TESTS: &[Tool] = &[tool("skopeo", "skopeo"), tool("chroot", "coreutils")];
+
 /// What tier `k8s` needs to keep its servers on a leash.
 pub const CONTROL_PLANE: &[Tool] = &[tool("setpriv", "util-linux")];
 

@@ -13,6 +13,7 @@ pub mod bench;
 mod cache;
 pub mod chart;
 pub mod cleanup;
+pub mod container;
 pub mod control;
 pub mod control_plane;
 pub mod demo;

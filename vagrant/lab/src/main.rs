@@ -16,8 +16,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use zvolt_lab::bench::Effort;
 use zvolt_lab::tiers::{self, Tier};
 use zvolt_lab::{
-    Lab, Started, bench, chart, cleanup, control, host, image, keeper, machines, progress,
-    remove_stale,
+    Lab, Started, bench, chart, cleanup, container, control, host, image, keeper, machines,
+    progress, remove_stale,
 };
 
 #[derive(Parser)]
@@ -113,6 +113,19 @@ enum Verb {
         rounds: Option<u32>,
         /// Where the report goes
         #[arg(long, value_name = "DIR", default_value = "target/bench")]
+        folder: PathBuf,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Build the container images of the driver, as it is released: OCI layouts, and what is in them
+    #[command(
+        after_help = "The same program and packages give the same digests. `cargo lab clean` forgets the packages, so that \
+                      the next build takes the newest.\n\n\
+                      Examples:\n  cargo lab image\n  ctr --namespace k8s.io images import target/image/zvolt-0.1.0.oci.tar"
+    )]
+    Image {
+        /// Where they go
+        #[arg(long, value_name = "DIR", default_value = "target/image")]
         folder: PathBuf,
         #[command(flatten)]
         output: Output,
@@ -226,6 +239,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
             progress::note(format!("the whole report: {}", folder.display()));
             return Ok(ExitCode::from(u8::from(!report.is_ok())));
         }
+        Verb::Image { folder, output } => show_images(&container::build(&folder)?, output.output)?,
         Verb::Manifests => {
             let file = chart::write_manifests()?;
             progress::note(format!("wrote {file}"));
@@ -300,6 +314,25 @@ fn demo(format: Format) -> Result<()> {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print!("{}", report.text());
+    }
+    Ok(())
+}
+
+fn show_images(images: &[container::Built], format: Format) -> Result<()> {
+    if format == Format::Json {
+        println!("{}", serde_json::to_string_pretty(images)?);
+        return Ok(());
+    }
+    for image in images {
+        println!("{}", image.reference);
+        println!("  {}", image.digest);
+        println!("  {}: {} bytes", image.file.display(), image.bytes);
+        println!(
+            "  {}: {} packages, {} crates",
+            image.sbom.display(),
+            image.packages,
+            image.crates
+        );
     }
     Ok(())
 }

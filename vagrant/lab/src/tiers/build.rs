@@ -11,7 +11,7 @@ use super::workspace;
 use crate::progress;
 
 /// Cargo, in the workspace.
-pub(super) fn cargo() -> Command {
+pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace()).stdin(Stdio::null());
     // What cargo sets for this program is not meant for what it starts.

@@ -3,6 +3,7 @@
 
 mod beside;
 mod build;
+mod container;
 mod k8s;
 mod libtest;
 mod lint;
@@ -22,7 +23,7 @@ use clap::ValueEnum;
 
 use crate::bench::{self, Effort, Figure};
 use crate::{demo, host, machines, progress};
-pub(crate) use build::release;
+pub(crate) use build::{cargo, release};
 pub use k8s::DRIVER_HERE;
 pub(crate) use vm::{DRIVER, install_everywhere, with_lab};
 
@@ -41,6 +42,8 @@ pub enum Tier {
     Sanity,
     /// Store, chart, controllers and agents on a real API server: etcd and kube-apiserver on this machine, the lab's machines
     K8s,
+    /// The container images: the same twice, and their programs start
+    Image,
     /// The benchmark's short form: no figure is worse than it was
     Bench,
 }
@@ -54,13 +57,15 @@ impl fmt::Display for Tier {
             Self::Vm => "vm",
             Self::Sanity => "sanity",
             Self::K8s => "k8s",
+            Self::Image => "image",
             Self::Bench => "bench",
         })
     }
 }
 
-/// Run by name only: the API server takes a long build, and the benchmark that and a quiet host.
-const BY_NAME: [Tier; 2] = [Tier::K8s, Tier::Bench];
+/// Run by name only: the API server takes a long build, so does the driver as it is released, and the benchmark takes that
+/// and a quiet host.
+const BY_NAME: [Tier; 3] = [Tier::K8s, Tier::Image, Tier::Bench];
 
 /// How many tests went how.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -137,6 +142,7 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Counts {
         Tier::Vm => vm::run(filter, &mut counts),
         Tier::Sanity => sanity::run(filter, &mut counts),
         Tier::K8s => k8s::run(filter, &mut counts),
+        Tier::Image => container::run(filter, &mut counts),
         Tier::Bench => figures(filter, &mut counts),
     };
     crate::cleanup::yield_to_signal();
@@ -194,6 +200,7 @@ pub fn list(tier: Option<Tier>) -> Result<BTreeMap<String, Vec<String>>> {
             }
             Tier::Sanity => sanity::names()?,
             Tier::K8s => libtest::list(lister(&k8s::tests()?))?,
+            Tier::Image => container::names(),
             Tier::Bench => bench::names().map(str::to_owned).collect(),
         };
         all.insert(tier.to_string(), names);
