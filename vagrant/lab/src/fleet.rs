@@ -208,6 +208,16 @@ pub fn warm(vm: &Vm) -> Result<Vec<String>> {
     Ok(vm.ok(&script)?.lines().map(str::to_owned).collect())
 }
 
+/// Ends a node's connections to subsystems that it has of storage hosts.
+pub fn disconnect_pooled(vm: &Vm) -> Result<()> {
+    let script = format!(
+        "for c in /sys/class/nvme/nvme*; do \
+           if grep -qs '^{POOLED}' $c/subsysnqn; then echo 1 > $c/delete_controller; fi; \
+         done"
+    );
+    vm.ok(&script).map(drop)
+}
+
 /// What is left of volumes on a machine, one line each: nothing, when all was cleaned up and nothing is kept [`warm`].
 pub fn leftovers(vm: &Vm) -> Result<Vec<String>> {
     // The shell's own words: where instructions are emulated, each program that is started costs a test much.
