@@ -27,6 +27,7 @@ pub mod machine;
 pub mod orchestrator;
 mod programs;
 pub mod progress;
+mod shell;
 pub mod snapshots;
 mod ssh;
 pub mod tiers;

@@ -7,18 +7,21 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::control::{self, MachineState, Request};
 use crate::keeper;
+use crate::shell::Shell;
 use crate::ssh;
 
 /// No command of a test takes this long; one that does hangs.
-const COMMAND_SECONDS: &str = "900";
+const COMMAND_SECONDS: u64 = 900;
+/// Bytes of a command that a shell reads faster, one by one, than another is started.
+const SHORT: usize = 4096;
 /// What ssh itself ends with when there is no connection.
 const NO_CONNECTION: i32 = 255;
 
@@ -53,6 +56,8 @@ pub struct Vm {
     /// Forwarded sockets by their path on the machine: the local path, and the connection (by the
     /// process that holds it) for which that was done.
     forwards: Mutex<HashMap<String, (PathBuf, String)>>,
+    /// Those that have nothing to do.
+    shells: Mutex<Vec<Shell>>,
 }
 
 impl fmt::Debug for Vm {
@@ -71,6 +76,7 @@ impl Vm {
             ipv4: machine.ipv4.clone(),
             ipv6: machine.ipv6.clone(),
             forwards: Mutex::default(),
+            shells: Mutex::default(),
         }
     }
 
@@ -97,8 +103,38 @@ impl Vm {
     /// Runs a shell text (bash, as root) to its end. An error means that it could not be run or its end
     /// not be learnt; a status other than 0 is not an error.
     pub fn run(&self, command: &str) -> Result<Output> {
-        let child = self.start_client(command, Stdio::null())?;
-        self.finish(child, command)
+        if command.len() > SHORT {
+            let child = self.start_client(command, Stdio::null())?;
+            return self.finish(child, command);
+        }
+        let begin = Instant::now();
+        let mut shell = self.shell()?;
+        match shell.run(command, Duration::from_secs(COMMAND_SECONDS)) {
+            Ok(output) => {
+                self.shells().push(shell);
+                Ok(output)
+            }
+            Err(lost) => Err(self.end_unknown(command, begin, &lost.said)),
+        }
+    }
+
+    /// A shell that has nothing to do.
+    fn shell(&self) -> Result<Shell> {
+        loop {
+            let Some(mut shell) = self.shells().pop() else {
+                let mut ssh = ssh::client(&self.socket());
+                ssh.arg(ssh::HOST);
+                return Shell::start(ssh);
+            };
+            // After a boot those of before are gone.
+            if shell.is_alive() {
+                return Ok(shell);
+            }
+        }
+    }
+
+    fn shells(&self) -> MutexGuard<'_, Vec<Shell>> {
+        self.shells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The same, and a status other than 0 is an error. Gives standard output.
@@ -366,7 +402,8 @@ impl Vm {
     fn client(&self, command: &str) -> Command {
         let ssh = ssh::client(&self.socket());
         let mut client = Command::new("timeout");
-        client.args(["--foreground", "--preserve-status", COMMAND_SECONDS]);
+        client.args(["--foreground", "--preserve-status"]);
+        client.arg(COMMAND_SECONDS.to_string());
         client.arg(ssh.get_program()).args(ssh.get_args());
         client.args([ssh::HOST, command]);
         client
@@ -386,22 +423,26 @@ impl Vm {
         let output = child.wait_with_output()?;
         let status = output.status.code().unwrap_or(NO_CONNECTION);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        if status == NO_CONNECTION {
-            // A command may end so by itself; then the connection is there.
-            self.connection().with_context(|| {
-                let after = begin.elapsed().as_secs_f64();
-                format!(
-                    "on {}: {command}\nits end is not known: connection lost after {after:.1} s: {}",
-                    self.name,
-                    stderr.trim()
-                )
-            })?;
+        // A command may end so by itself; then the connection is there.
+        if status == NO_CONNECTION && self.connection().is_err() {
+            return Err(self.end_unknown(command, begin, &stderr));
         }
         Ok(Output {
             status,
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr,
         })
+    }
+}
+
+impl Vm {
+    fn end_unknown(&self, command: &str, begin: Instant, said: &str) -> anyhow::Error {
+        anyhow!(
+            "on {}: {command}\nits end is not known: connection lost after {:.1} s: {}",
+            self.name,
+            begin.elapsed().as_secs_f64(),
+            said.trim()
+        )
     }
 }
 
