@@ -1,6 +1,7 @@
 //! The machines and the processes of a cluster, and a volume's way through them.
 
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
@@ -48,7 +49,7 @@ impl Controller {
         let driver = std::env::var_os(DRIVER_HERE).expect("cargo lab test k8s names the driver");
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--no-new-privs"]);
-        if nix_is_root() {
+        if is_root() {
             command.args(["--bounding-set=-all", "--inh-caps=-all"]);
         }
         command.arg("--").arg(driver).arg("controller");
@@ -57,6 +58,7 @@ impl Controller {
         command
             .arg("--endpoint")
             .arg(&socket)
+            .env("RUST_LOG", "warn")
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         let mut process = command.spawn().unwrap();
@@ -87,8 +89,8 @@ impl Drop for Controller {
     }
 }
 
-fn nix_is_root() -> bool {
-    std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|this| this.uid() == 0)
 }
 
 /// A freshly started driver everywhere, and one controller.

@@ -23,8 +23,8 @@ fn expand(csi: &Csi, id: &str, bytes: i64) {
         }),
         ..Default::default()
     };
-    let call = csi.controller();
-    let answer = csi.call({ call }.controller_expand_volume(csi.request(request)));
+    let mut client = csi.controller();
+    let answer = csi.call(client.controller_expand_volume(csi.request(request)));
     assert!(answer.unwrap().capacity_bytes >= bytes);
 }
 
