@@ -208,14 +208,9 @@ async fn each_account_may_do_its_work_and_nothing_else() {
             "zfs:volumes",
             here,
         ),
-        (
-            "controller",
-            "create watch patch delete",
-            "zfs:snapshots",
-            here,
-        ),
+        ("controller", "create watch delete", "zfs:snapshots", here),
         ("controller", "update", "zfs:volumes/status", here),
-        ("controller", "list watch", "zfs:storagenodes", here),
+        ("controller", "list", "zfs:storagenodes", here),
         (
             "controller",
             "create update",
@@ -352,6 +347,9 @@ async fn each_account_may_do_its_work_and_nothing_else() {
     for (account, verb, resource) in [
         ("controller", "create", "storagenodes"),
         ("controller", "update", "storagenodes/status"),
+        ("controller", "update", "snapshots/status"),
+        ("controller", "patch", "snapshots"),
+        ("controller", "watch", "storagenodes"),
         ("agent", "create", "volumes"),
         ("agent", "delete", "volumes"),
         ("agent", "delete", "storagenodes"),
@@ -437,22 +435,40 @@ async fn an_agent_writes_what_belongs_to_its_own_host_and_never_a_spec() {
     .await;
     let spec = spec.expect_err("a spec");
     assert!(spec.message.contains("never what is wanted"), "{spec:?}");
-    let finalizers = json!({"metadata": {"finalizers": []}});
-    tell(&agent, &format!("{volumes}/mine"), finalizers.clone())
+    let keep = json!({"metadata": {"finalizers": ["example.com/keep"]}});
+    let let_go = json!({"metadata": {"finalizers": []}});
+    for (name, change, why) in [
+        ("theirs", &keep, "belongs to node storage1"),
+        ("mine", &keep, "not being deleted"),
+        (
+            "mine",
+            &json!({"metadata": {"annotations": {"a": "b"}}}),
+            "leaves labels",
+        ),
+        (
+            "mine",
+            &json!({"metadata": {"labels": {"a": "b"}}}),
+            "leaves labels",
+        ),
+    ] {
+        let told = tell(&agent, &format!("{volumes}/{name}"), change.clone()).await;
+        let refusal = told.expect_err(why);
+        assert!(refusal.message.contains(why), "{refusal:?}");
+    }
+    let mine = format!("{volumes}/mine");
+    tell(&release.api, &mine, keep).await.unwrap();
+    let too_early = tell(&agent, &mine, let_go.clone())
         .await
-        .expect("its own volume");
-    let taken = tell(
-        &agent,
-        &format!("{volumes}/theirs"),
-        json!({"metadata": {"finalizers": ["example.com/x"]}}),
-    )
-    .await;
+        .expect_err("it is not being deleted");
     assert!(
-        taken
-            .expect_err("another's")
-            .message
-            .contains("belongs to node storage1")
+        too_early.message.contains("not being deleted"),
+        "{too_early:?}"
     );
+    release.api.try_send("DELETE", &mine, None).await.unwrap();
+    tell(&agent, &mine, let_go)
+        .await
+        .expect("its own volume, which is to go");
+    release.volume("mine", "storage0").await;
 
     let anywhere = Api::with_token(&release.token(&json!({})).await).await;
     let nowhere = put_status(&anywhere, &release, "mine")
