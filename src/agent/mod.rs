@@ -22,6 +22,7 @@ mod running;
 mod sim;
 mod slot;
 mod snapshots;
+mod start;
 mod status;
 mod steps;
 #[cfg(test)]
@@ -52,7 +53,6 @@ use places::Places;
 use plan::Site;
 use queue::Queue;
 use reconcile::{Effects, Reconciler, Stop};
-use volumes::Prepared;
 
 /// How long a stop waits for the reconciles that run.
 const GRACE: Duration = Duration::from_secs(30);
@@ -259,70 +259,6 @@ enum Aside {
 }
 
 impl<S: Store, H: Host> Serving<S, H> {
-    /// Ports, then every export, then one reconcile of every volume, and the first report.
-    async fn start(&mut self) -> Result<(), Error> {
-        let all = self.all.clone();
-        tokio::task::spawn_blocking(move || all.host.converge_ports()).await??;
-        let listed = self.all.store.volumes().list().await?.into_iter();
-        let volumes: Vec<Arc<Volume>> = listed
-            .filter(|v| v.spec.owner_node == self.all.site.node)
-            .map(Arc::new)
-            .collect();
-        let (all, of_all) = (self.all.clone(), volumes.clone());
-        tokio::task::spawn_blocking(move || all.begin_places(&of_all)).await??;
-        let prepared = self.build(volumes).await?;
-        for prepared in prepared {
-            self.volumes.listed(&prepared.volume, prepared.versions);
-        }
-        while let Some(effects) = self.volumes.next_ended().await? {
-            self.spread(&effects);
-        }
-        let snapshots = self.all.store.snapshots().list().await?;
-        let ours = snapshots
-            .into_iter()
-            .filter(|s| s.spec.owner_node == self.all.site.node);
-        for snapshot in ours {
-            let versions = vec![snapshot.metadata.resource_version.clone()];
-            self.snapshots.listed(&Arc::new(snapshot), versions);
-        }
-        self.reported(self.all.clone().report().await);
-        Ok(())
-    }
-
-    /// Builds every export, then links them all. Holds on for attached volumes whose pools are not imported yet.
-    async fn build(&mut self, volumes: Vec<Arc<Volume>>) -> Result<Vec<Prepared>, Error> {
-        let mut building = JoinSet::new();
-        let mut prepared = Vec::new();
-        for volume in volumes {
-            if building.len() >= self.parallel
-                && let Some(done) = building.join_next().await
-            {
-                prepared.push(done?);
-            }
-            let all = self.all.clone();
-            building.spawn_blocking(move || all.prepare(volume));
-        }
-        while let Some(done) = building.join_next().await {
-            prepared.push(done?);
-        }
-        let lacking: Vec<String> = match self.await_pools.is_zero() {
-            true => Vec::new(),
-            false => names_of(prepared.iter().filter(|p| p.awaits_pool)),
-        };
-        let built = prepared.iter_mut().filter_map(|p| p.built.take()).collect();
-        let (all, awaits) = (self.all.clone(), !lacking.is_empty());
-        if tokio::task::spawn_blocking(move || all.link(built, awaits)).await?? {
-            tracing::warn!(
-                volumes = ?lacking,
-                seconds = self.await_pools.as_secs(),
-                "the portals answer nobody until the pools of these volumes are imported (zpool import)"
-            );
-            self.awaited = lacking;
-            self.held = Some(Instant::now() + self.await_pools);
-        }
-        Ok(prepared)
-    }
-
     /// Waits for one thing and deals with it.
     async fn serve(&mut self) -> Result<(), Error> {
         tokio::select! {
@@ -481,10 +417,6 @@ impl<S: Store, H: Host> Serving<S, H> {
             Ok(())
         })
     }
-}
-
-fn names_of<'a>(prepared: impl Iterator<Item = &'a Prepared>) -> Vec<String> {
-    prepared.map(|p| p.volume.metadata.name.clone()).collect()
 }
 
 /// Whether a volume's pool was not there when it was last looked at.

@@ -75,14 +75,12 @@ impl Kind {
             store::Error::Exists(..) | store::Error::Conflict(..) => Self::Aborted,
             store::Error::NotFound(..) => Self::NotFound,
             store::Error::BadName(_) => Self::InvalidArgument,
-            // The API server is gone, or too busy: it is worth another try.
-            store::Error::Failed { .. } => Self::Unavailable,
-            store::Error::Refused {
-                code: 429 | 500.., ..
-            } => Self::Unavailable,
-            store::Error::Io { .. } | store::Error::NoClient(_) | store::Error::Refused { .. } => {
-                Self::Internal
-            }
+            // The API server is gone, starting, or too busy: it is worth another try.
+            error if error.may_pass() => Self::Unavailable,
+            store::Error::Io { .. }
+            | store::Error::NoClient(_)
+            | store::Error::Refused { .. }
+            | store::Error::Failed { .. } => Self::Internal,
         }
     }
 
@@ -258,6 +256,7 @@ mod tests {
             (io, Code::Internal),
             (store::Error::NoClient("x".into()), Code::Internal),
             (refused(422), Code::Internal),
+            (refused(403), Code::Unavailable),
             (refused(429), Code::Unavailable),
             (refused(503), Code::Unavailable),
             (failed, Code::Unavailable),

@@ -74,6 +74,18 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the same may be answered later, with nothing done about it: an API server that is starting is not there, or
+    /// knows nobody yet.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Failed { .. } => true,
+            Self::Refused { code, .. } => matches!(code, 401 | 403 | 429 | 500..),
+            _ => false,
+        }
+    }
+}
+
 /// Refuses what cannot be an object's name, before it becomes part of a path.
 fn check(name: &str) -> Result<(), Error> {
     names::is_handle(name)

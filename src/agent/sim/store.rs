@@ -14,6 +14,8 @@ use crate::store::{Error, Objects, Store, Watch};
 #[derive(Debug)]
 pub(in crate::agent) struct Kind<T> {
     objects: Mutex<BTreeMap<String, T>>,
+    /// So many lists fail.
+    pub(in crate::agent) unanswered: Mutex<u32>,
     /// Who writes may die before it.
     host: Arc<SimHost>,
 }
@@ -30,6 +32,7 @@ impl MemoryStore {
         fn kind<T>(host: &Arc<SimHost>) -> Kind<T> {
             Kind {
                 objects: Mutex::default(),
+                unanswered: Mutex::default(),
                 host: host.clone(),
             }
         }
@@ -123,6 +126,15 @@ impl<T: Object> Objects<T> for Kind<T> {
     }
 
     async fn list(&self) -> Result<Vec<T>, Error> {
+        let mut unanswered = self.unanswered.lock().unwrap();
+        if let Some(left) = unanswered.checked_sub(1) {
+            *unanswered = left;
+            return Err(Error::Failed {
+                verb: "GET".into(),
+                path: "/volumes".into(),
+                problem: "connection refused".into(),
+            });
+        }
         Ok(self.all())
     }
 
