@@ -140,7 +140,7 @@ fn fault_a_node_that_was_not_admitted() {
 #[test]
 fn fault_two_calls_for_one_volume_at_once() {
     let fleet = Fleet::fresh();
-    let volume = fleet.create(&Wanted::named("pvc-race"));
+    let volume = fleet.create(&Wanted::named("pvc-race").per_volume());
     let context = volume.attach("node0").unwrap();
     let enable = format!(
         "/sys/kernel/config/nvmet/subsystems/{}/namespaces/1/enable",
@@ -178,7 +178,7 @@ fn fault_two_calls_for_one_volume_at_once() {
 #[test]
 fn fault_an_option_that_the_filesystem_does_not_take() {
     let fleet = Fleet::fresh();
-    let volume = fleet.create(&Wanted::named("pvc-option"));
+    let volume = fleet.create(&Wanted::named("pvc-option").per_volume());
     let context = volume.attach("node0").unwrap();
     fleet
         .vm("node0")

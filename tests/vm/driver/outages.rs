@@ -201,7 +201,8 @@ fn outage_a_pool_that_runs_full() {
 #[test]
 fn outage_a_backend_that_was_destroyed() {
     let fleet = Fleet::fresh();
-    let volume = bring(&fleet, "pvc-destroyed");
+    let volume = fleet.create(&Wanted::named("pvc-destroyed").per_volume());
+    volume.bring_to("node0");
     fleet.storage.stop().unwrap();
     let storage = fleet.vm("storage0");
     storage

@@ -39,7 +39,7 @@ fn rule_04_a_pooled_volume_is_fenced_under_io_and_its_neighbours_are_not_touched
         pooled(&fleet, "pvc-pooled-1"),
         pooled(&fleet, "pvc-pooled-2"),
     );
-    let alone = fleet.create(&Wanted::named("pvc-alone"));
+    let alone = fleet.create(&Wanted::named("pvc-alone").per_volume());
     one.bring_to("node0");
     assert!(steps(&one, "node0", "NodeStageVolume").contains(&"fabrics.connect".to_owned()));
     two.bring_to("node0");

@@ -70,7 +70,7 @@ fn rule_01_the_agent_never_formats_twice() {
 #[test]
 fn rule_02_a_volume_that_was_ready_is_never_created_again() {
     let fleet = Fleet::fresh();
-    let volume = fleet.create(&Wanted::named("pvc-lost"));
+    let volume = fleet.create(&Wanted::named("pvc-lost").per_volume());
     fleet.storage.kill().unwrap();
     let storage = fleet.vm("storage0");
     storage
@@ -96,7 +96,7 @@ fn rule_02_a_volume_that_was_ready_is_never_created_again() {
 #[test]
 fn rule_03_the_right_device_or_none() {
     let fleet = Fleet::fresh();
-    let volume = fleet.create(&Wanted::named("pvc-right"));
+    let volume = fleet.create(&Wanted::named("pvc-right").per_volume());
     let context = volume.attach("node0").unwrap();
     let wrong = [
         ("nguid", "00000000000000000000000000000001", "NGUID"),

@@ -225,6 +225,7 @@ fn fault_a_pool_that_comes_late() {
         .unwrap();
     let volume = fleet.create(
         &Wanted::named("pvc-late")
+            .per_volume()
             .size(64 * MIB)
             .parameter("pool", "late"),
     );
@@ -270,7 +271,7 @@ fn fault_an_address_that_comes_late() {
     let started = fleet.storage.start();
     let controller = started.and_then(|()| fleet.storage.csi());
     let outcome = controller.map(|socket| {
-        let made = socket.create(&Wanted::named("pvc-address").size(64 * MIB));
+        let made = socket.create(&Wanted::named("pvc-address").per_volume().size(64 * MIB));
         let linked = storage.ok("ls /sys/kernel/config/nvmet/ports/*/subsystems");
         (made, linked)
     });

@@ -65,6 +65,12 @@ impl Wanted {
         }
     }
 
+    /// With a subsystem of its own.
+    #[must_use]
+    pub fn per_volume(self) -> Self {
+        self.parameter("attach", "per-volume")
+    }
+
     /// With another filesystem.
     #[must_use]
     pub fn fs(mut self, fs_type: &str) -> Self {
