@@ -60,12 +60,12 @@ Needs root, ZFS, and the modules nvmet, nvmet-tcp and nvme-tcp.";
 
 const CONTROLLER: &str = "\
 Example, beside the orchestrator's sidecars:
-    zvolt controller --namespace zvolt --endpoint unix:///run/zvolt/controller.sock
+    zvolt controller --namespace zvolt-system --endpoint unix:///run/zvolt/controller.sock
 
     zvolt trace --endpoint unix:///run/zvolt/controller.sock
 
-Needs no root; in the cluster what deploy/crds and deploy/rbac/controller.yaml have. Any number of them may serve one
-namespace.";
+Needs no root; in the cluster the definitions, and the rights that the chart gives to the account zvolt-controller. Any
+number of them may serve one namespace.";
 
 #[derive(Debug, Subcommand)]
 enum Mode {
@@ -78,12 +78,12 @@ enum Mode {
     /// The agent of a storage host in a cluster: it makes true what is wanted of its pools
     #[command(after_help = "\
 Example, on every storage host:
-    zvolt agent --node-id storage0 --portal 10.0.0.1:4420 --namespace zvolt --kubeconfig /etc/zvolt/agent.kubeconfig
+    zvolt agent --node-id storage0 --portal 10.0.0.1:4420 --namespace zvolt-system --kubeconfig /etc/zvolt/agent.kubeconfig
 
     zvolt trace --endpoint unix:///run/zvolt/agent.sock
 
-Needs root, ZFS, and the modules nvmet and nvmet-tcp; in the cluster what deploy/crds and deploy/rbac/agent.yaml have. One
-agent a host.")]
+Needs root, ZFS, and the modules nvmet and nvmet-tcp; in the cluster the definitions, and the rights that the chart gives
+to the account zvolt-agent. One agent a host.")]
     Agent(options::Agent),
     /// A consumer: attach, mount, publish
     #[command(after_help = "\

@@ -1,7 +1,7 @@
 //! Tier `k8s`: the store that is the Kubernetes API, and what runs on it, against a real API server.
 //!
 //! Tests share one control plane and run one at a time; each has a namespace of its own, but for those of `cluster`, which
-//! have the lab's machines and the namespace that `deploy/` names.
+//! have the lab's machines and the namespace of the plain manifests.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(
@@ -9,12 +9,10 @@
     reason = "a test waits for what must not happen"
 )]
 
-mod accounts;
 mod chart;
 mod cluster;
 mod definitions;
 mod outage;
 mod plane;
 mod release;
-mod rights;
 mod store;

@@ -61,9 +61,9 @@ async fn connected(file: Kubeconfig) -> Result<Client, Box<dyn std::error::Error
 async fn define(kubeconfig: &Path) {
     let api = Api::of(kubeconfig).await;
     for kind in KINDS {
-        let text = deployed(&format!("crds/{kind}.yaml"));
+        let definition = serde_saphyr::from_str(&deployed(&format!("crds/{kind}.yaml"))).unwrap();
+        api.apply(&definition, "").await.unwrap();
         let target = format!("{DEFINITIONS}/{kind}.zfs.csi.randomvariable.co.uk");
-        api.apply(&target, text).await;
         let established = async {
             while !is_established(&api.get(&target).await) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -77,7 +77,7 @@ async fn define(kubeconfig: &Path) {
 }
 
 /// A file of `deploy/`.
-pub(crate) fn deployed(file: &str) -> String {
+fn deployed(file: &str) -> String {
     let deploy = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy");
     fs::read_to_string(deploy.join(file)).unwrap()
 }
@@ -109,20 +109,8 @@ impl Api {
         Self::of(&plane().kubeconfig("tests")).await
     }
 
-    /// Requests of somebody else.
-    pub(crate) async fn of(kubeconfig: &Path) -> Self {
+    async fn of(kubeconfig: &Path) -> Self {
         Self(client(kubeconfig).await.unwrap())
-    }
-
-    /// Server-side apply of one object, in which no field may be unknown.
-    pub(crate) async fn apply(&self, target: &str, yaml: String) {
-        let strict = "fieldManager=tests&fieldValidation=Strict";
-        let apply = http::Request::patch(format!("{target}?{strict}"))
-            .header("content-type", "application/apply-patch+yaml")
-            .body(yaml.into_bytes())
-            .unwrap();
-        let applied = self.0.request::<Value>(apply).await;
-        applied.unwrap_or_else(|error| panic!("{target}: {error}"));
     }
 
     /// Who a bearer token says.
@@ -214,11 +202,11 @@ impl Api {
     }
 }
 
-/// Makes a namespace.
+/// Makes a namespace, where there is none of that name.
 pub(crate) async fn namespace(name: &str) -> Api {
     let api = Api::new().await;
-    let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-    api.send("POST", "/api/v1/namespaces", &body).await;
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    api.apply(&namespace, "").await.unwrap();
     api
 }
 

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tonic::Status;
+use zvolt_lab::chart::NAMESPACE;
 use zvolt_lab::fleet::{Member, assert_clean, scrub, staging_path, target_path};
 use zvolt_lab::orchestrator::{Csi, Wanted};
 use zvolt_lab::tiers::DRIVER_HERE;
 use zvolt_lab::{Lab, Vm};
 
-use crate::accounts::{self, NAMESPACE, kubeconfig_of, kubeconfig_text, objects};
-use crate::plane::{Api, alone, plane};
+use crate::plane::{Api, GROUP, alone, plane};
+use crate::release::fixture::{Release, kubeconfig_of, kubeconfig_text};
 
 const MACHINES: [&str; 3] = ["storage0", "node0", "node1"];
 /// Where storage0 has the way to the API server.
@@ -43,7 +44,8 @@ pub(super) struct Controller {
 }
 
 impl Controller {
-    pub(super) fn start() -> Self {
+    pub(super) fn start(release: &Release) -> Self {
+        let token = alone(release.token("controller"));
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("controller.sock");
         let driver = std::env::var_os(DRIVER_HERE).expect("cargo lab test k8s names the driver");
@@ -54,7 +56,7 @@ impl Controller {
         }
         command.arg("--").arg(driver).arg("controller");
         command.args(["--namespace", NAMESPACE, "--kubeconfig"]);
-        command.arg(kubeconfig_of(&alone(accounts::controller())));
+        command.arg(kubeconfig_of(&token));
         command
             .arg("--endpoint")
             .arg(&socket)
@@ -93,11 +95,12 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|this| this.uid() == 0)
 }
 
-/// A freshly started driver everywhere, and one controller.
+/// A freshly started driver everywhere, and one controller, with the rights of a release of the chart.
 pub(super) struct Cluster {
     pub(super) agent: Member<'static>,
     pub(super) controller: Controller,
     pub(super) nodes: HashMap<&'static str, Csi>,
+    pub(super) release: Release,
 }
 
 impl Cluster {
@@ -108,17 +111,19 @@ impl Cluster {
         for name in ["node0", "node1", "storage0"] {
             scrub(lab.vm(name)).unwrap();
         }
+        let release = alone(Release::install(NAMESPACE));
         alone(forget_all());
         let agent = Member::agent(lab, "storage0", NAMESPACE, KUBECONFIG);
-        equip(agent.vm());
+        equip(agent.vm(), &release);
         for member in [&agent, &nodes[0], &nodes[1]] {
             member.start().unwrap();
         }
         let sockets = nodes.map(|node| node.csi().unwrap());
         Self {
             agent,
-            controller: Controller::start(),
+            controller: Controller::start(&release),
             nodes: ["node0", "node1"].into_iter().zip(sockets).collect(),
+            release,
         }
     }
 
@@ -148,8 +153,8 @@ impl Cluster {
 }
 
 /// The agent's kubeconfig file, with a token of the pod on its node.
-fn equip(vm: &Vm) {
-    let token = alone(accounts::agent(vm.name()));
+fn equip(vm: &Vm, release: &Release) {
+    let token = alone(release.token_on(vm.name()));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("kubeconfig");
     std::fs::write(&file, kubeconfig_text(&token, Path::new(CERTIFICATE))).unwrap();
@@ -157,6 +162,10 @@ fn equip(vm: &Vm) {
     for (local, remote) in files {
         vm.put(&local, remote).unwrap();
     }
+}
+
+fn objects(kind: &str) -> String {
+    format!("{GROUP}/namespaces/{NAMESPACE}/{kind}")
 }
 
 /// The names of all objects of a kind.

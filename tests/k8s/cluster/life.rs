@@ -9,7 +9,6 @@ use zvolt_lab::snapshots::From;
 use zvolt_proto::csi;
 
 use super::fixture::{Cluster, Controller, FS, names_of};
-use crate::accounts::{AGENT, CONTROLLER};
 use crate::plane::{alone, plane};
 
 const GIB: i64 = 1 << 30;
@@ -67,7 +66,7 @@ fn a_volume_lives_moves_grows_is_copied_and_dies() {
 #[test]
 fn two_controllers_serve_one_volumes_calls_in_turn() {
     let cluster = Cluster::fresh();
-    let second = Controller::start();
+    let second = Controller::start(&cluster.release);
     let both = [&cluster.controller.csi, &second.csi];
     let wanted = Wanted::named("pvc-turns");
     let made = thread::scope(|scope| {
@@ -97,9 +96,12 @@ fn two_controllers_serve_one_volumes_calls_in_turn() {
 }
 
 /// What both accounts have asked for so far.
-fn asked() -> Vec<Value> {
-    let of = |user| plane().audited(user).unwrap();
-    [of(CONTROLLER), of(AGENT)].concat()
+fn asked(cluster: &Cluster) -> Vec<Value> {
+    let of = |component| {
+        let account = cluster.release.account(component);
+        plane().audited(&account).unwrap()
+    };
+    [of("controller"), of("agent")].concat()
 }
 
 fn is_write(event: &Value) -> bool {
@@ -112,10 +114,10 @@ fn a_publish_is_two_writes_of_the_api() {
     let volume = cluster.create("pvc-writes");
     let settle = Duration::from_secs(3);
     thread::sleep(settle);
-    let before = asked().len();
+    let before = asked(&cluster).len();
     volume.attach("node0").unwrap();
     thread::sleep(settle);
-    let all = asked();
+    let all = asked(&cluster);
     let mut writes: Vec<&Value> = all.iter().filter(|event| is_write(event)).collect();
     writes.sort_by_key(|event| event["requestReceivedTimestamp"].as_str().unwrap());
     let since = all.len() - before;
@@ -136,7 +138,10 @@ fn a_publish_is_two_writes_of_the_api() {
             )
         })
         .collect();
-    let expected = [CONTROLLER, AGENT].map(|user| format!("{user} update pvc-writes/status"));
+    let expected = ["controller", "agent"].map(|component| {
+        let account = cluster.release.account(component);
+        format!("{account} update pvc-writes/status")
+    });
     assert_eq!(said, expected);
     assert!(
         since <= 6,
@@ -159,9 +164,9 @@ fn a_quiet_cluster_asks_the_api_nothing() {
     let volume = cluster.create("pvc-quiet");
     volume.attach("node0").unwrap();
     thread::sleep(Duration::from_secs(5));
-    let before = asked().len();
+    let before = asked(&cluster).len();
     thread::sleep(QUIET);
-    let all = asked();
+    let all = asked(&cluster);
     assert_eq!(all.len(), before, "{:#?}", &all[all.len() - 1]);
     cluster
         .controller

@@ -111,7 +111,7 @@ fn outage_agent_killed_and_started_again() {
     writer.goes_on();
     // Asked for while there is no agent: it is done by the next.
     let wanted = Wanted::named("pvc-meanwhile");
-    let second = Controller::start();
+    let second = Controller::start(&cluster.release);
     thread::scope(|scope| {
         let call = scope.spawn(|| second.csi.create(&wanted));
         thread::sleep(Duration::from_secs(1));

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use zvolt::model::DRIVER_NAME;
 
-use super::{KNOWN, Release, folder};
+use super::fixture::{KNOWN, Release, folder, report};
 use crate::plane::{Api, Refusal};
 
 /// What an agent says of a volume, or the refusal.
@@ -24,6 +24,13 @@ async fn put_status(agent: &Api, release: &Release, name: &str) -> Result<Value,
         .await
 }
 
+/// Refused by a policy, which says why.
+async fn refused(agent: &Api, target: &str, change: &Value, why: &str) {
+    let told = tell(agent, target, change.clone()).await;
+    let refusal = told.expect_err(&format!("{change} of {target}"));
+    assert!(refusal.message.contains(why), "{change}: {refusal:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_writes_what_belongs_to_its_own_host_and_never_a_spec() {
     let release = Release::install("own-host").await;
@@ -31,101 +38,93 @@ async fn an_agent_writes_what_belongs_to_its_own_host_and_never_a_spec() {
         release.volume(name, owner).await;
     }
     let agent = Api::with_token(&release.token_on("storage0").await).await;
-    let node = |name: &str| {
-        json!({
-            "apiVersion": format!("{DRIVER_NAME}/v1alpha1"), "kind": "StorageNode",
-            "metadata": {"name": name}, "spec": {"nodeName": name},
-        })
-    };
-    let nodes = release.target("storagenodes");
-    // A policy is known some moments after it was made; until then, or while roles are not, another answer comes.
-    let refused = async {
-        loop {
-            match put_status(&agent, &release, "theirs").await {
-                Err(refusal) if refusal.message.contains("belongs to node storage1") => {
-                    break refusal.message;
-                }
-                _ => sleep(Duration::from_millis(100)).await,
-            }
-        }
-    };
-    let message = timeout(KNOWN, refused).await.expect("the policy is known");
-    assert!(
-        message.contains("the agent of node storage0 may not write it"),
-        "{message}"
-    );
+    let not_its_own = "belongs to node storage1; the agent of node storage0 may not write it";
 
     put_status(&agent, &release, "mine")
         .await
         .expect("its own volume");
+    let status = put_status(&agent, &release, "theirs").await;
+    let status = status.expect_err("another host's volume");
+    assert!(status.message.contains(not_its_own), "{status:?}");
+    let nodes = release.target("storagenodes");
     agent
-        .try_send("POST", &nodes, Some(&node("storage0")))
+        .try_send("POST", &nodes, Some(&report("storage0")))
         .await
         .expect("its own host");
     let other = agent
-        .try_send("POST", &nodes, Some(&node("storage1")))
+        .try_send("POST", &nodes, Some(&report("storage1")))
         .await
         .expect_err("another host");
-    assert!(
-        other.message.contains("belongs to node storage1"),
-        "{other:?}"
-    );
+    assert!(other.message.contains(not_its_own), "{other:?}");
+    let other = release.api.send("POST", &nodes, &report("storage1")).await;
+    let status = format!("{nodes}/storage1/status");
+    let status = agent.try_send("PUT", &status, Some(&other)).await;
+    let status = status.expect_err("what another host has told");
+    assert!(status.message.contains(not_its_own), "{status:?}");
 
-    let volumes = release.target("volumes");
-    let spec = tell(
-        &agent,
-        &format!("{volumes}/mine"),
-        json!({"spec": {"capacity": 2_u64 << 30}}),
-    )
-    .await;
-    let spec = spec.expect_err("a spec");
-    assert!(spec.message.contains("never what is wanted"), "{spec:?}");
-    let keep = json!({"metadata": {"finalizers": ["example.com/keep"]}});
-    let let_go = json!({"metadata": {"finalizers": []}});
-    for (name, change, why) in [
-        ("theirs", &keep, "belongs to node storage1"),
-        ("mine", &keep, "not being deleted"),
+    let [mine, theirs] =
+        ["mine", "theirs"].map(|name| format!("{}/{name}", release.target("volumes")));
+    for (change, why) in [
         (
-            "mine",
-            &json!({"metadata": {"annotations": {"a": "b"}}}),
-            "leaves labels",
+            json!({"spec": {"capacity": 2_u64 << 30}}),
+            "never what is wanted",
         ),
         (
-            "mine",
-            &json!({"metadata": {"labels": {"a": "b"}}}),
+            json!({"metadata": {"annotations": {"a": "b"}}}),
             "leaves labels",
+        ),
+        (json!({"metadata": {"labels": {"a": "b"}}}), "leaves labels"),
+        (
+            json!({"metadata": {"finalizers": ["example.com/keep"]}}),
+            "being deleted",
         ),
     ] {
-        let told = tell(&agent, &format!("{volumes}/{name}"), change.clone()).await;
-        let refusal = told.expect_err(why);
-        assert!(refusal.message.contains(why), "{refusal:?}");
+        refused(&agent, &mine, &change, why).await;
+        refused(&agent, &theirs, &change, not_its_own).await;
     }
-    let mine = format!("{volumes}/mine");
-    tell(&release.api, &mine, keep).await.unwrap();
-    let too_early = tell(&agent, &mine, let_go.clone())
-        .await
-        .expect_err("it is not being deleted");
-    assert!(
-        too_early.message.contains("not being deleted"),
-        "{too_early:?}"
-    );
-    release.api.try_send("DELETE", &mine, None).await.unwrap();
-    tell(&agent, &mine, let_go)
-        .await
-        .expect("its own volume, which is to go");
-    release.volume("mine", "storage0").await;
-
-    let anywhere = Api::with_token(&release.token(&json!({})).await).await;
-    let nowhere = put_status(&anywhere, &release, "mine")
-        .await
-        .expect_err("a token of no pod");
-    assert!(
-        nowhere.message.contains("this token names none"),
-        "{nowhere:?}"
-    );
     put_status(&release.api, &release, "theirs")
         .await
         .expect("the policy is about agents alone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_takes_its_finalizer_from_what_is_being_deleted_and_from_nothing_else() {
+    let release = Release::install("finalizers").await;
+    release.volume("held", "storage0").await;
+    let held = format!("{}/held", release.target("volumes"));
+    let own = format!("{DRIVER_NAME}/volume-protect");
+    let finalizers = |list: &[&str]| json!({"metadata": {"finalizers": list}});
+    let both = finalizers(&[&own, "example.com/keep"]);
+    tell(&release.api, &held, both).await.unwrap();
+    let agent = Api::with_token(&release.token_on("storage0").await).await;
+    let without_own = finalizers(&["example.com/keep"]);
+    refused(&agent, &held, &without_own, "being deleted").await;
+    release.api.try_send("DELETE", &held, None).await.unwrap();
+    for more_than_its_own in [finalizers(&[]), finalizers(&[&own])] {
+        refused(&agent, &held, &more_than_its_own, "and no other").await;
+    }
+    let left = tell(&agent, &held, without_own).await.unwrap();
+    assert_eq!(left["metadata"]["finalizers"], json!(["example.com/keep"]));
+    tell(&release.api, &held, finalizers(&[])).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agents_token_that_no_pod_has_writes_nothing() {
+    let release = Release::install("nowhere").await;
+    release.volume("mine", "storage0").await;
+    let agent = Api::with_token(&release.token("agent").await).await;
+    let why = "this token names none";
+    let status = put_status(&agent, &release, "mine").await;
+    let status = status.expect_err("a token of no pod");
+    assert!(status.message.contains(why), "{status:?}");
+    let mine = format!("{}/mine", release.target("volumes"));
+    let let_go = json!({"metadata": {"finalizers": []}});
+    refused(&agent, &mine, &let_go, why).await;
+    let nodes = release.target("storagenodes");
+    let node = report("storage0");
+    let node = agent.try_send("POST", &nodes, Some(&node)).await;
+    let node = node.expect_err("a token of no pod");
+    assert!(node.message.contains(why), "{node:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -166,12 +165,12 @@ async fn only_the_controller_deletes_volumes_and_nobody_their_definitions() {
     ];
     let guards =
         guards.map(|plural| format!("/apis/admissionregistration.k8s.io/v1/{plural}/zvolt-data"));
-    release.uninstall();
+    release.helm("uninstall", &[]);
     api.try_send("DELETE", &format!("{volumes}/other"), None)
         .await
         .expect_err("it guards on");
     release.helm("install", &[&folder()]);
-    let controller = Api::with_token(&release.token_of("controller", &json!({})).await).await;
+    let controller = Api::with_token(&release.token("controller").await).await;
     let deleted = async {
         // Roles are known some moments after they were made.
         while let Err(refusal) = controller
