@@ -17,4 +17,4 @@ mod ops;
 pub mod store;
 mod telemetry;
 
-pub use cli::run;
+pub use cli::{command, run};

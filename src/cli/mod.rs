@@ -8,7 +8,7 @@ mod waterfall;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::model::parameters;
 use crate::telemetry;
@@ -101,6 +101,11 @@ Examples:
     Trace(trace::Options),
 }
 
+/// What the command line may say.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Runs what the command line says.
 pub fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -146,13 +151,11 @@ fn exit(code: Exit) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
     fn the_command_line_holds_together() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     fn parse(line: &str) -> Result<Cli, clap::Error> {

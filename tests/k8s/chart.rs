@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use zvolt::model::DRIVER_NAME;
 use zvolt::model::parameters::{Changes, Given, Parameters, TABLE};
 use zvolt_lab::chart::{self, Helm};
@@ -22,6 +22,9 @@ pub(crate) fn value_sets() -> Vec<Vec<String>> {
             "snapshots.enabled=false,crds.install=false,admissionPolicy.enabled=false,dataPolicy.enabled=false,networkPolicy.enabled=false",
         ),
         set("csiDriver.preventPodSchedulingIfMissing=true,imagePullSecrets[0].name=mirror"),
+        set(
+            "log.format=json,controller.extraArgs[0]=--rpc-timeout=30,agent.extraArgs[0]=--parallel=4,node.extraArgs[0]=--max-volumes=32",
+        ),
     ]
 }
 
@@ -43,7 +46,7 @@ fn examples() -> Vec<Value> {
     objects(&chart::values(Path::new("examples/classes.yaml")))
 }
 
-fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+pub(crate) fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
     objects
         .iter()
         .filter(|object| object["kind"] == kind)
@@ -243,121 +246,6 @@ fn definitions_are_those_of_the_store_and_stay_when_a_release_goes() {
         );
     }
     assert_eq!(definitions.len(), crate::plane::KINDS.len());
-}
-
-/// Every container of every workload: its pod's component, its name, and its security context.
-fn containers(objects: &[Value]) -> Vec<(String, String, Map<String, Value>)> {
-    let mut all = Vec::new();
-    for object in objects {
-        let pod = &object["spec"]["template"];
-        let listed = pod["spec"]["containers"].as_array();
-        for container in listed.into_iter().flatten() {
-            let component = &pod["metadata"]["labels"]["app.kubernetes.io/component"];
-            all.push((
-                component.as_str().unwrap().to_owned(),
-                container["name"].as_str().unwrap().to_owned(),
-                container["securityContext"].as_object().unwrap().clone(),
-            ));
-        }
-    }
-    all
-}
-
-#[test]
-fn only_the_driver_itself_on_hosts_is_privileged_and_all_else_has_no_capability() {
-    for values in value_sets() {
-        let objects = objects(&values);
-        for (component, name, context) in containers(&objects) {
-            let privileged = context.get("privileged") == Some(&json!(true));
-            assert_eq!(
-                privileged,
-                name == "zvolt" && component != "controller",
-                "{component} {name}"
-            );
-            assert_eq!(
-                context["readOnlyRootFilesystem"], true,
-                "{component} {name}"
-            );
-            if !privileged {
-                assert_eq!(
-                    context["allowPrivilegeEscalation"], false,
-                    "{component} {name}"
-                );
-                assert_eq!(
-                    context["capabilities"],
-                    json!({"drop": ["ALL"]}),
-                    "{component} {name}"
-                );
-            }
-        }
-        let [deployment] = of_kind(&objects, "Deployment")[..] else {
-            panic!("one Deployment")
-        };
-        let pod = &deployment["spec"]["template"]["spec"];
-        assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
-        assert!(pod.get("hostNetwork").is_none());
-        assert!(
-            pod["volumes"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .all(|v| v.get("hostPath").is_none())
-        );
-    }
-}
-
-#[test]
-fn nodes_have_no_way_into_the_api() {
-    let objects = objects(&[]);
-    let daemon_sets = of_kind(&objects, "DaemonSet");
-    let node = daemon_sets
-        .iter()
-        .find(|d| d["metadata"]["name"] == "zvolt-node")
-        .unwrap();
-    assert_eq!(
-        node["spec"]["template"]["spec"]["automountServiceAccountToken"],
-        false
-    );
-    let bindings = [
-        of_kind(&objects, "RoleBinding"),
-        of_kind(&objects, "ClusterRoleBinding"),
-    ]
-    .concat();
-    assert!(bindings.len() > 4);
-    for binding in bindings {
-        assert!(
-            !binding["subjects"].to_string().contains("zvolt-node"),
-            "{binding:#}"
-        );
-    }
-}
-
-#[test]
-fn portals_are_the_nodes_own_address_or_what_the_values_say() {
-    let portals = |values: &[String]| -> Vec<String> {
-        let objects = objects(values);
-        let agents = of_kind(&objects, "DaemonSet")
-            .into_iter()
-            .filter(|d| d["metadata"]["name"] != "zvolt-node");
-        let arguments = agents.flat_map(|d| {
-            let container = &d["spec"]["template"]["spec"]["containers"][0];
-            container["args"].as_array().unwrap().clone()
-        });
-        let arguments =
-            arguments.filter_map(|a| Some(a.as_str()?.strip_prefix("--portal=")?.to_owned()));
-        arguments.collect()
-    };
-    assert_eq!(portals(&[]), ["$(HOST_ADDRESS):4420"]);
-    let ipv6 = ["--set", "agent.addressFamily=IPv6"].map(str::to_owned);
-    assert_eq!(portals(&ipv6), ["[$(HOST_ADDRESS)]:4420"]);
-    let own = chart::values(Path::new("examples/storage-network.yaml"));
-    let expected = [
-        "10.77.0.10:4420",
-        "[fd00:77::10]:4420",
-        "10.77.0.11:4420",
-        "[fd00:77::11]:4420",
-    ];
-    assert_eq!(portals(&own), expected);
 }
 
 #[test]

@@ -16,3 +16,4 @@ mod outage;
 mod plane;
 mod release;
 mod store;
+mod workloads;
