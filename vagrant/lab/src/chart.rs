@@ -21,7 +21,8 @@ const SNAPSHOT_DEFINITIONS: &str = "snapshot-definitions";
 const MANIFESTS: &str = "deploy/manifests/zvolt.yaml";
 const HEAD: &str = "\
 # Made of deploy/chart by `cargo lab manifests`: change that one. How to install: docs/kubernetes.md. In short, once the
-# images are on all nodes, and the snapshot controller is in the cluster:
+# images are on all nodes, the sidecars' too (under localhost/sig-storage/, or write where they are instead), and the
+# snapshot controller is in the cluster:
 #
 #     kubectl create namespace zvolt-system
 #     kubectl label namespace zvolt-system pod-security.kubernetes.io/enforce=privileged
