@@ -77,6 +77,23 @@ fn it_is_of_the_drivers_own_version() {
 }
 
 #[test]
+fn its_sidecars_are_those_that_are_tested() {
+    let values = fs::read_to_string(chart::folder().join("values.yaml")).unwrap();
+    let values: Value = serde_saphyr::from_str(&values).unwrap();
+    let module = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/k8s/sidecars/go.mod");
+    let module = fs::read_to_string(module).unwrap();
+    let mut tags = strings(&values["sidecars"]["tags"]);
+    // Neither is to be had as a module.
+    tags.retain(|name, _| name != "registrar" && name != "livenessprobe");
+    assert_eq!(tags.len(), 4);
+    for (name, tag) in tags {
+        let major = tag.split('.').next().unwrap();
+        let pinned = format!("kubernetes-csi/external-{name}/{major} {tag} ");
+        assert!(module.contains(&pinned), "{pinned}");
+    }
+}
+
+#[test]
 fn values_that_are_wrong_are_refused_by_name() {
     for (wrong, place, why) in [
         ("node.kubeletdir=/k", "/node", "'kubeletdir' not allowed"),

@@ -145,7 +145,10 @@ fn key(module: &Path) -> Result<String> {
         paths.sort();
         for path in paths {
             if path.is_dir() {
-                folders.push(path);
+                // Else it is another module.
+                if !path.join("go.mod").exists() {
+                    folders.push(path);
+                }
             } else if path.extension().is_some_and(|e| e != "md" && e != "rs") {
                 parts.push(path.strip_prefix(module)?.to_string_lossy().into_owned());
                 parts.push(
@@ -169,6 +172,9 @@ mod tests {
         let first = key(dir.path()).unwrap();
         fs::write(dir.path().join("main.rs"), "fn main() {}").unwrap();
         fs::write(dir.path().join("README.md"), "x").unwrap();
+        let other = dir.path().join("other");
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("go.mod"), "module y").unwrap();
         assert_eq!(key(dir.path()).unwrap(), first);
         fs::write(dir.path().join("go.sum"), "x").unwrap();
         assert_ne!(key(dir.path()).unwrap(), first);
