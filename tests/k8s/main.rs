@@ -10,6 +10,7 @@
 )]
 
 mod chart;
+mod claims;
 mod cluster;
 mod definitions;
 mod outage;

@@ -19,10 +19,10 @@ use zvolt_lab::{Lab, Vm};
 use crate::plane::{Api, GROUP, alone, plane};
 use crate::release::fixture::{Release, kubeconfig_of, kubeconfig_text};
 
-const MACHINES: [&str; 3] = ["storage0", "node0", "node1"];
+pub(crate) const MACHINES: [&str; 3] = ["storage0", "node0", "node1"];
 /// Where storage0 has the way to the API server.
-const KUBECONFIG: &str = "/etc/zvolt-agent.kubeconfig";
-const CERTIFICATE: &str = "/etc/zvolt-apiserver.crt";
+pub(crate) const KUBECONFIG: &str = "/etc/zvolt-agent.kubeconfig";
+pub(crate) const CERTIFICATE: &str = "/etc/zvolt-apiserver.crt";
 pub(super) const FS: &str = "ext4";
 
 static LAB: LazyLock<Lab> = LazyLock::new(|| {
@@ -32,7 +32,7 @@ static LAB: LazyLock<Lab> = LazyLock::new(|| {
     lab
 });
 
-pub(super) fn lab() -> &'static Lab {
+pub(crate) fn lab() -> &'static Lab {
     &LAB
 }
 

@@ -19,9 +19,19 @@ use crate::keeper::free_port;
 pub const ETCD: &str = "etcd";
 /// The API server's file.
 pub const API_SERVER: &str = "kube-apiserver";
-/// The variable that names the folder of both.
+/// The controller manager's file.
+pub const CONTROLLER_MANAGER: &str = "kube-controller-manager";
+/// The scheduler's file.
+pub const SCHEDULER: &str = "kube-scheduler";
+/// The snapshot controller's file.
+pub const SNAPSHOT_CONTROLLER: &str = "snapshot-controller";
+/// The variable that names the folder of etcd and the API server.
 pub const PROGRAMS_IN: &str = "ZVOLT_K8S_PROGRAMS";
-/// The variable that names a folder for their data; it exists.
+/// The variable that names the folder of the controller manager and the scheduler.
+pub const CONTROLLERS_IN: &str = "ZVOLT_K8S_CONTROLLERS";
+/// The variable that names the folder of the sidecars and the snapshot controller.
+pub const SIDECARS_IN: &str = "ZVOLT_K8S_SIDECARS";
+/// The variable that names a folder for the data of etcd and the API server; it exists.
 pub const DATA: &str = "ZVOLT_K8S_DATA";
 /// How long each may take to be ready.
 const READY: Duration = Duration::from_secs(180);
