@@ -52,7 +52,7 @@ pub(super) struct Cluster {
     pub(super) objects: Objects,
     pub(super) replicas: Vec<Replica>,
     pub(super) nodes: HashMap<&'static str, Csi>,
-    _agent: Member<'static>,
+    agent: Member<'static>,
     _control: Vec<Process>,
     _folder: tempfile::TempDir,
 }
@@ -87,7 +87,7 @@ impl Cluster {
             replicas: Vec::new(),
             objects,
             nodes,
-            _agent: agent,
+            agent,
             _control: control,
             _folder: folder,
         };
@@ -112,8 +112,9 @@ impl Cluster {
             })
     }
 
-    /// Nothing is left of any volume: on no machine, and in the API.
+    /// Nothing is left of any volume, on no machine and in the API; and nobody has lacked a right.
     pub(super) fn assert_clean(&self) {
+        assert_eq!(refused(), [""; 0]);
         assert_clean(lab(), &MACHINES).unwrap();
         let here = ["volumes", "snapshots"].map(ours);
         let contents = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
@@ -128,15 +129,28 @@ impl Drop for Cluster {
     /// Other tests have the API server next: they look at what they install themselves.
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!(
-                "the agent's log:\n{}",
-                self._agent.log().unwrap_or_default()
-            );
+            eprintln!("the agent's log:\n{}", self.agent.log().unwrap_or_default());
         }
+        // It is about to lose its rights.
+        let _ = self.agent.kill();
         self.replicas.clear();
         self._control.clear();
         forget_all(&self.objects);
     }
+}
+
+/// What the release's accounts have asked for and may not, so far.
+fn refused() -> Vec<String> {
+    let account = |name| format!("system:serviceaccount:{NAMESPACE}:zvolt-{name}");
+    let audited = ["controller", "agent"].map(|name| plane().audited(&account(name)).unwrap());
+    let forbidden = |event: &&Value| event["responseStatus"]["code"] == 403;
+    let said = |event: &Value| format!("{} {}", event["verb"], event["requestURI"]);
+    audited
+        .iter()
+        .flatten()
+        .filter(forbidden)
+        .map(said)
+        .collect()
 }
 
 fn helm(arguments: &[&str]) -> String {
@@ -183,6 +197,8 @@ fn forget_all(objects: &Objects) {
         in_release("/apis/coordination.k8s.io/v1", "leases"),
         format!("{USERS}/pods"),
         "/apis/storage.k8s.io/v1/volumeattachments".into(),
+        // The controller manager holds on to those, and has ended.
+        "/apis/storage.k8s.io/v1/volumeattributesclasses".into(),
         GROUPS.into(),
         SNAPSHOTS.into(),
         "/apis/groupsnapshot.storage.k8s.io/v1/volumegroupsnapshotcontents".into(),

@@ -47,16 +47,17 @@ fn grow(objects: &Objects, pod: &Pod<'_>) {
     assert!(pod.bytes() > 3 * GIB / 2);
 }
 
+/// A claim that was made with the class `zvolt-throughput` gets another.
 fn modify(objects: &Objects, bound: &Bound) {
-    assert_eq!(property(&bound.handle, "logbias"), "latency");
-    let wish = json!({"spec": {"volumeAttributesClassName": "zvolt-throughput"}});
+    assert_eq!(property(&bound.handle, "logbias"), "throughput");
+    assert_eq!(property(&bound.handle, "compression"), "zstd");
+    let wish = json!({"spec": {"volumeAttributesClassName": "zvolt-latency"}});
     objects.patch(&claim_at(&bound.claim), &wish);
     objects.until(&claim_at(&bound.claim), "modified", |claim| {
         let now = &claim["status"]["currentVolumeAttributesClassName"];
-        (now == "zvolt-throughput").then_some(())
+        (now == "zvolt-latency").then_some(())
     });
-    assert_eq!(property(&bound.handle, "logbias"), "throughput");
-    assert_eq!(property(&bound.handle, "compression"), "zstd");
+    assert_eq!(property(&bound.handle, "logbias"), "latency");
 }
 
 fn ready(objects: &Objects, target: &str) {
@@ -92,7 +93,8 @@ fn copied_from(group: Option<&str>, kind: &str, name: &str) -> Value {
 fn a_claim_is_served_grows_changes_is_copied_and_dies() {
     let cluster = Cluster::fresh(1);
     let objects = &cluster.objects;
-    objects.claim("data", CLASS, json!({}));
+    let tuned = json!({"volumeAttributesClassName": "zvolt-throughput"});
+    objects.claim("data", CLASS, tuned);
     let bound = objects.bound("data");
     let pod = Pod::run(&cluster, "data", "node0");
     assert!(admits(&pod));
@@ -151,12 +153,17 @@ fn claims_are_taken_as_a_group_at_one_moment() {
     objects.create(GROUPS, &group);
     let target = format!("{GROUPS}/both");
     ready(objects, &target);
-    let taken = objects.until(SNAPSHOTS, "of both", |listed| {
+    objects.until(SNAPSHOTS, "of both", |listed| {
         let items = listed["items"].as_array()?;
         let is_ready = |item: &Value| item["status"]["readyToUse"] == true;
-        (items.len() == 2 && items.iter().all(is_ready)).then(|| items.clone())
+        (items.len() == 2 && items.iter().all(is_ready)).then_some(())
     });
-    assert_eq!(objects.items(&ours("snapshots")).len(), taken.len());
+    assert_eq!(objects.items(&ours("snapshots")).len(), 1, "one group");
+    let list = "zfs list -H -t snapshot -o createtxg -r tank/csi/block";
+    let moments = lab().vm("storage0").ok(list).unwrap();
+    let moments: Vec<&str> = moments.split_whitespace().collect();
+    assert_eq!(moments.len(), 2);
+    assert_eq!(moments[0], moments[1], "in one transaction group");
     objects.delete_and_wait(&target);
     objects.until(SNAPSHOTS, "gone with their group", |listed| {
         listed["items"].as_array()?.is_empty().then_some(())
@@ -167,52 +174,47 @@ fn claims_are_taken_as_a_group_at_one_moment() {
     cluster.assert_clean();
 }
 
-/// One claim's way, in parts.
-#[derive(Debug)]
-struct Way {
-    bound: Duration,
-    attached: Duration,
+/// What the driver's own calls took, by its timelines, in order.
+fn own(cluster: &Cluster, handle: &str, name: &str) -> Vec<Duration> {
+    let all = cluster.replicas[0].csi.operations(handle).unwrap();
+    let calls = all.iter().filter(|operation| operation.name == name);
+    calls
+        .map(|call| Duration::from_nanos(call.total_nanos))
+        .collect()
 }
 
-/// What the driver's own calls took, by its timeline: the last one of this name.
-fn own(cluster: &Cluster, handle: &str, name: &str) -> Duration {
-    let all = cluster.replicas[0].csi.operations(handle).unwrap();
-    let of_name = all.iter().filter(|operation| operation.name == name);
-    let calls: Vec<_> = of_name.collect();
-    assert_eq!(calls.len(), 1, "asked for once: {all:#?}");
-    Duration::from_nanos(calls[0].total_nanos)
+/// One claim's way to a node.
+fn timed(cluster: &Cluster, name: &str) {
+    let objects = &cluster.objects;
+    let begin = Instant::now();
+    objects.claim(name, CLASS, json!({}));
+    let volume = objects.bound(name);
+    let bound = begin.elapsed();
+    let begin = Instant::now();
+    make_pod(cluster, name, name, Some("node0"));
+    let pod = Pod::attached(cluster, name, name);
+    let attached = begin.elapsed();
+    let created = own(cluster, &volume.handle, "CreateVolume");
+    assert_eq!(created.len(), 1, "asked for once");
+    // external-attacher may ask again before it has seen its own writes.
+    let published = own(cluster, &volume.handle, "ControllerPublishVolume");
+    assert!(created[0] < bound && published[0] < attached);
+    // Past the capture: a figure is for whoever runs it.
+    let told = writeln!(
+        std::io::stderr(),
+        "claim to bound {bound:?}, of it CreateVolume {:?}; pod to attached {attached:?}, of it ControllerPublishVolume {published:?}",
+        created[0],
+    );
+    told.unwrap();
+    pod.leave();
+    objects.delete_claim(&volume);
 }
 
 #[test]
-fn each_call_is_made_once_and_takes_its_part_of_the_way() {
+fn a_volume_is_asked_for_once_and_the_driver_takes_its_part_of_the_way() {
     let cluster = Cluster::fresh(1);
-    let objects = &cluster.objects;
     for round in 0..5 {
-        let name = format!("timed-{round}");
-        let begin = Instant::now();
-        objects.claim(&name, CLASS, json!({}));
-        let bound = objects.bound(&name);
-        let mut way = Way {
-            bound: begin.elapsed(),
-            attached: Duration::ZERO,
-        };
-        let begin = Instant::now();
-        make_pod(&cluster, &name, &name, Some("node0"));
-        let pod = Pod::attached(&cluster, &name, &name);
-        way.attached = begin.elapsed();
-        let created = own(&cluster, &bound.handle, "CreateVolume");
-        let published = own(&cluster, &bound.handle, "ControllerPublishVolume");
-        assert!(created < way.bound && published < way.attached);
-        // Past the capture: a figure is for whoever runs it.
-        let told = writeln!(
-            std::io::stderr(),
-            "claim to bound {:?}, of it CreateVolume {created:?}; pod to attached {:?}, of it ControllerPublishVolume {published:?}",
-            way.bound,
-            way.attached,
-        );
-        told.unwrap();
-        pod.leave();
-        objects.delete_claim(&bound);
+        timed(&cluster, &format!("timed-{round}"));
     }
     cluster.assert_clean();
 }

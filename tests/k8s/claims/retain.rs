@@ -12,8 +12,8 @@ fn a_kept_volume_serves_another_claim_and_its_zvol_outlives_both() {
     let cluster = Cluster::fresh(1);
     let objects = &cluster.objects;
     objects.claim("kept", "zvolt-kept", json!({}));
-    let bound = objects.bound("kept");
     let pod = Pod::run(&cluster, "kept", "node0");
+    let bound = pod.volume.clone();
     let sum = pod.write();
     pod.stop();
     objects.delete_and_wait(&claim_at("kept"));
