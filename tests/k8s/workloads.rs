@@ -283,3 +283,32 @@ fn controllers_and_agents_have_the_token_of_their_pod() {
         assert_eq!(told(driver, "--kubeconfig"), None, "{name}");
     }
 }
+
+#[test]
+fn no_image_is_asked_of_a_registry_that_nobody_has_named() {
+    let images = |values: &[&str]| -> Vec<String> {
+        let values: Vec<String> = values.iter().map(|&value| value.to_owned()).collect();
+        let objects = objects(&values);
+        let containers = pods(&objects)
+            .into_iter()
+            .flat_map(|pod| pod["containers"].as_array().unwrap().clone());
+        let image = |container: Value| container["image"].as_str().unwrap().to_owned();
+        containers.map(image).collect()
+    };
+    let by_default = images(&[]);
+    assert!(
+        by_default
+            .iter()
+            .all(|image| image.starts_with("localhost/")),
+        "{by_default:?}"
+    );
+    let named = images(&["--set", "sidecars.repository=example.com/sidecars"]);
+    let there = |images: &[String], place: &str| {
+        let all = images.iter().filter(|image| image.starts_with(place));
+        all.count()
+    };
+    let sidecars = there(&by_default, "localhost/sig-storage/");
+    assert!(sidecars > 4);
+    assert_eq!(there(&named, "example.com/sidecars/"), sidecars);
+    assert_eq!(there(&named, "localhost/sig-storage/"), 0);
+}

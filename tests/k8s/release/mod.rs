@@ -16,7 +16,7 @@ use crate::chart::{objects, parse, value_sets};
 use crate::plane::{Api, KINDS};
 
 /// The definitions of snapshots, until the server serves them.
-async fn define_snapshots(api: &Api) {
+pub(crate) async fn define_snapshots(api: &Api) {
     for entry in fs::read_dir(Helm::given().unwrap().snapshot_definitions()).unwrap() {
         let text = fs::read_to_string(entry.unwrap().path()).unwrap();
         for definition in parse(&text)
