@@ -110,7 +110,7 @@ async fn an_agent_takes_its_finalizer_from_what_is_being_deleted_and_from_nothin
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_token_that_no_pod_has_writes_nothing() {
-    let release = Release::install("nowhere").await;
+    let release = Release::install("no-pod").await;
     release.volume("mine", "storage0").await;
     let agent = Api::with_token(&release.token("agent").await).await;
     let why = "this token names none";
