@@ -142,7 +142,8 @@ async fn refuses_an_old_version<S: Objects<Volume>>(one: &S, other: &S) {
         one.update_spec(stale.clone()).await,
         Err(Error::Conflict(..))
     ));
-    assert!(matches!(one.delete(&stale).await, Err(Error::Conflict(..))));
+    let deleted = one.delete(&stale).await;
+    assert!(matches!(deleted, Err(Error::Conflict(..))), "{deleted:?}");
     assert!(!newest(other, "old").await.is_deleting());
     assert!(matches!(
         one.update_status(volume("none")).await,

@@ -16,7 +16,6 @@ use tokio_stream::Stream;
 use super::super::Error;
 use super::{Resource, VERSION};
 use crate::model::DRIVER_NAME;
-use crate::model::object::Object;
 
 /// An API server that has not answered by then is taken for gone: a connection may be dead and not know it.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -291,7 +290,7 @@ impl Asked {
         }
     }
 
-    fn error<T: Object>(&self, error: &ClientError) -> Error {
+    fn error<T: Resource>(&self, error: &ClientError) -> Error {
         match error {
             ClientError::Api(status) => self.refused::<T>(status),
             error => self.failed(chain(error)),
@@ -299,11 +298,13 @@ impl Asked {
     }
 
     /// What a refusal means. A missing definition or namespace is no missing object.
-    fn refused<T: Object>(&self, status: &Status) -> Error {
+    fn refused<T: Resource>(&self, status: &Status) -> Error {
         let name = self.name.clone().unwrap_or_default();
         let details = status.details.as_ref();
-        let is_of_object =
-            details.is_some_and(|d| self.name.is_some() && d.name == name && d.kind == T::PLURAL);
+        // A precondition of a deletion that fails tells the kind itself (`rest.BeforeDelete` of the API server).
+        let is_of_object = details.is_some_and(|d| {
+            self.name.is_some() && d.name == name && [T::PLURAL, T::API_KIND].contains(&&*d.kind)
+        });
         match status.reason.as_str() {
             "AlreadyExists" if is_of_object => Error::Exists(T::KIND, name),
             "NotFound" if is_of_object => Error::NotFound(T::KIND, name),
@@ -366,6 +367,9 @@ mod tests {
         );
         assert!(
             matches!(said("Conflict", "volumes", "v"), Error::Conflict("volume", n) if n == "v")
+        );
+        assert!(
+            matches!(said("Conflict", "Volume", "v"), Error::Conflict("volume", n) if n == "v")
         );
         assert!(matches!(
             said("NotFound", "namespaces", "v"),
