@@ -350,7 +350,7 @@ impl<S: Store, H: Host> Serving<S, H> {
     fn report_within(&mut self, wait: Duration) {
         let at = Instant::now() + wait;
         self.report = self.report.map(|due| due.min(at));
-        self.stale = self.stale.into_iter().chain([wait]).min();
+        self.stale = Some(self.stale.map_or(wait, |stale| stale.min(wait)));
     }
 
     /// Snapshots that were in these datasets are followed.

@@ -97,23 +97,18 @@ impl Listener {
     fn listen(self, mut hear: impl FnMut(Result<PoolEvent, Error>) -> bool) {
         let mut failures = 0;
         loop {
-            let told = match self.next() {
-                Ok(None) => continue,
-                Ok(Some(event)) => {
+            match self.next() {
+                Ok(event) => {
                     failures = 0;
-                    hear(Ok(event))
+                    if event.is_some_and(|event| !hear(Ok(event))) {
+                        return;
+                    }
                 }
-                Err(_) if failures < TRIES => {
-                    failures += 1;
-                    continue;
-                }
+                Err(_) if failures < TRIES => failures += 1,
                 Err(failure) => {
                     hear(Err(failed("zpool_events_next", failure)));
-                    false
+                    return;
                 }
-            };
-            if !told {
-                return;
             }
         }
     }

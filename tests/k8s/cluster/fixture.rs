@@ -221,6 +221,10 @@ impl Volume<'_> {
     /// From a pod's path to nothing.
     pub(super) fn take_from(&self, node: &str) {
         self.take_down(node);
+        self.detach(node);
+    }
+
+    pub(super) fn detach(&self, node: &str) {
         let csi = &self.cluster.controller.csi;
         csi.controller_unpublish(&self.id, node).unwrap();
     }

@@ -147,18 +147,14 @@ fn a_publish_is_two_writes_of_the_api() {
         since <= 6,
         "a get, a list, a watch and its end, and two writes: {since}"
     );
-    cluster
-        .controller
-        .csi
-        .controller_unpublish(&volume.id, "node0")
-        .unwrap();
+    volume.detach("node0");
     volume.delete();
     cluster.assert_clean();
 }
 
 #[test]
 fn a_quiet_cluster_asks_the_api_nothing() {
-    /// Longer than an agent waits between two looks at its pools.
+    /// Longer than an agent waits before it looks at its pools again.
     const QUIET: Duration = Duration::from_secs(75);
     let cluster = Cluster::fresh();
     let volume = cluster.create("pvc-quiet");
@@ -168,11 +164,7 @@ fn a_quiet_cluster_asks_the_api_nothing() {
     thread::sleep(QUIET);
     let all = asked(&cluster);
     assert_eq!(all.len(), before, "{:#?}", &all[all.len() - 1]);
-    cluster
-        .controller
-        .csi
-        .controller_unpublish(&volume.id, "node0")
-        .unwrap();
+    volume.detach("node0");
     volume.delete();
     cluster.assert_clean();
 }

@@ -253,14 +253,10 @@ impl Vm {
     /// A port of this host's loopback, at the same number on the machine's. It lasts as long as the connection does: after
     /// a boot, ask again.
     pub fn lend(&self, port: u16) -> Result<()> {
-        self.multiplex("forward", &["-R", &loopback(port)])
+        let way = format!("127.0.0.1:{port}:127.0.0.1:{port}");
+        self.multiplex("forward", &["-R", &way])
             .with_context(|| format!("lend port {port} to {}", self.name))
             .map(drop)
-    }
-
-    /// The opposite of [`Vm::lend`].
-    pub fn take_back(&self, port: u16) -> Result<()> {
-        self.multiplex("cancel", &["-R", &loopback(port)]).map(drop)
     }
 
     /// Ends it as a power cut would.
@@ -467,10 +463,6 @@ impl Running<'_> {
         ))?;
         self.wait()
     }
-}
-
-fn loopback(port: u16) -> String {
-    format!("127.0.0.1:{port}:127.0.0.1:{port}")
 }
 
 /// One word for a shell.
